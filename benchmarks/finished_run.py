@@ -49,23 +49,13 @@ class FinishedRun:
             yield tuned
 
     def scores(self, latents: Tensor, rows: Sequence[int]) -> dict[str, NDArray[np.float64]]:
-        """Values [B] of each scorer.
-
-        Args:
-            latents: Final latents [B, L, D].
-            rows: Index of each image's prompt.
-        """
+        """Values [B] of each scorer for final latents [B, L, D]; `rows` has the index of each image's prompt."""
         return score_latents(self.base, latents, self.prompts.rows(rows), self.reward, BATCH)
 
 
 @contextmanager
 def finished_run(checkout: Path) -> Iterator[FinishedRun]:
-    """Open the run in a checkout; its paths are relative to it, so it is the working directory inside the block.
-
-    Raises:
-        ConfigError: params.yaml is wrong.
-        DataError: An artifact is missing or damaged.
-    """
+    """Open the run in a checkout; its paths are relative to it, so it is the working directory inside the block."""
     before = Path.cwd()
     os.chdir(checkout)
     try:

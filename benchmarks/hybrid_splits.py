@@ -77,11 +77,7 @@ def measure(
 ) -> dict[Cell, dict[str, NDArray[np.float64]]]:
     """Scores [seeds, prompts] of every cell; (shift, "", 0) is the base alone, with one row.
 
-    Args:
-        run: The finished run.
-        variant: Variant whose policies are used.
-        shifts: Shifts of the time grid.
-        parts: Number of equal parts into which the steps are divided; a split is between two of them.
+    The steps are divided into `parts` equal parts; a split is between two of them.
     """
     steps, seeds = run.params.generate.num_steps, run.params.train.seeds
     splits = [steps * part // parts for part in range(1, parts)]

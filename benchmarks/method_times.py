@@ -57,8 +57,7 @@ def main(options: Sequence[str] | None = None) -> int:
 def milliseconds(checkout: Path, params: Params, variant: str) -> list[list[float]]:
     """Milliseconds an image of each part, for each iteration of each seed but its first.
 
-    Raises:
-        DataError: The run is not finished, or has a single iteration.
+    A run that is not finished, or has a single iteration, is refused.
     """
     folder = checkout / "artifacts" / "timings" / variant
     found = read_metrics(variant, {seed: folder / f"seed-{seed}.parquet" for seed in params.train.seeds})

@@ -43,12 +43,8 @@ Module = TypeVar("Module", bound=nn.Module)
 def write_random_flux(folder: Path, device: torch.device, network: Mapping[str, object]) -> None:
     """Write a FluxPipeline: FLUX.1-dev's configurations, random bfloat16 weights, the toy checkpoint's tokenizers.
 
-    One part is in memory at a time; the largest, T5-XXL, has 9.5 GB.
-
-    Args:
-        folder: Folder to create.
-        device: Device that draws the weights.
-        network: Arguments of FluxTransformer2DModel that differ from its defaults, which are FLUX.1's.
+    One part is in memory at a time, drawn on `device`; the largest, T5-XXL, has 9.5 GB. `network` has the arguments of
+    FluxTransformer2DModel that differ from its defaults, which are FLUX.1's.
     """
     clip_tokens = CLIPTokenizer.from_pretrained(TINY / "tokenizer", model_max_length=77)
     t5_tokens = T5TokenizerFast.from_pretrained(TINY / "tokenizer_2", model_max_length=512)

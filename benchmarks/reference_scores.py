@@ -102,11 +102,7 @@ def hpsv3_package(settings: HPSv3Scorer, python: Path, device: str) -> Scorer:
 
 
 def find_images(folder: Path, names: Sequence[str], source: str) -> list[Path]:
-    """Paths of the images.
-
-    Raises:
-        DataError: Images are missing; the message lists them and their source.
-    """
+    """Paths of the images; the error for missing ones lists them and their source."""
     files = [folder / name for name in names]
     missing = [path.name for path in files if not path.is_file()]
     if missing:
@@ -115,12 +111,7 @@ def find_images(folder: Path, names: Sequence[str], source: str) -> list[Path]:
 
 
 def scored(scorer: Scorer, files: Sequence[Path], prompt: str) -> FloatArray:
-    """Score images one at a time, since their sizes may differ, and close the scorer.
-
-    Raises:
-        ConfigError: A package is missing, or the worker cannot be started.
-        DataError: A file is missing, broken, or of another model.
-    """
+    """Score images one at a time, since their sizes may differ, and close the scorer."""
     scorer.check()
     values = []
     for path in files:

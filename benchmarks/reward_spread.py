@@ -78,12 +78,8 @@ def measure(
 ) -> dict[str, NDArray[np.float64]]:
     """Standard deviation of each scorer within the children of a step, [N, P].
 
-    Args:
-        run: The finished run.
-        times: Time grid [S + 1].
-        noise: Noise strength of each noisy step [N], and the sampler of these steps.
-        prompts: Number of prompts, P.
-        children: Children of a prompt and step.
+    `times` is the grid [S + 1]; `noise` has the noise strength of each noisy step [N], and the sampler of these steps.
+    There are P prompts, with `children` at each prompt and step.
     """
     base, (strengths, sampler) = run.base, noise
     steps = range(len(strengths))

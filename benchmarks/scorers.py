@@ -79,11 +79,7 @@ class Pair:
     """Measured seconds for all images by "ours", "original" and "preprocessing", one number per round."""
 
     def run(self) -> None:
-        """Measure one round.
-
-        Raises:
-            DataError: The scores of both differ.
-        """
+        """Measure one round; the scores of both must be the same."""
         values = self._timed("ours", self.ours)
         if self.original is not None:
             check_same(self.name, values, self._timed("original", self.original))
@@ -141,11 +137,7 @@ def make_batch(images: int, side: int, group: int) -> ScoreBatch:
 
 
 def check_same(name: str, ours: FloatArray, original: FloatArray) -> None:
-    """Check that both implementations compute the same scores.
-
-    Raises:
-        DataError: The scores differ.
-    """
+    """Check that both implementations compute the same scores."""
     if ours.shape != original.shape or not np.allclose(ours, original, rtol=RELATIVE, atol=ABSOLUTE):
         raise DataError(f"{name}: ours gives {ours.tolist()}, the original {original.tolist()}")
 

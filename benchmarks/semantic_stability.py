@@ -81,13 +81,7 @@ def measure(
 ) -> tuple[dict[Policy, dict[str, NDArray[np.float64]]], list[str]]:
     """Measures [seeds, prompts] of every policy, the base first with one row, and the prompts' captions.
 
-    Args:
-        checkout: Checkout with a finished run.
-        variants: Names of variants; None: all.
-
-    Raises:
-        ConfigError: params.yaml is wrong, or its prompts are not of the shapes world.
-        DataError: An artifact is missing or damaged.
+    Of all variants if `variants` is None. The prompts must be of the shapes world.
     """
     params = load_params(checkout / "params.yaml")
     if params.prompts.source != "shapes":

@@ -95,9 +95,7 @@ def main(options: Sequence[str] | None = None) -> int:
 def add(checkout: Path, results: Path) -> None:
     """Add the scores of a finished run to the results of its block.
 
-    Raises:
-        ConfigError: The run is not of a preset of the study.
-        DataError: The results have other settings, or one of its seeds already.
+    The run must be of a preset of the study; results with other settings, or with one of its seeds, are refused.
     """
     params = load_params(checkout / "params.yaml")
     if not params.composed_from.startswith(PREFIX):
@@ -204,11 +202,7 @@ class Block:
 
 
 def read_block(block: str, results: Path) -> Block:
-    """Read the results of a block.
-
-    Raises:
-        DataError: There are none, or a policy lacks a seed or prompt.
-    """
+    """Read the results of a block, in which no policy may lack a seed or prompt."""
     table, about = results / f"{block}.parquet", results / f"{block}.json"
     if not table.exists():
         raise DataError(f"{table}: no such file; `python -m benchmarks.study add CHECKOUT` writes it")

@@ -48,10 +48,6 @@ def print_machine() -> None:
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Median, least and largest value as text; for a single value, the value.
-
-    Raises:
-        statistics.StatisticsError: There are no values.
-    """
+    """Median, least and largest value as text; for a single value, the value. There must be one."""
     median = f"{statistics.median(values):.{digits}f}"
     return median if len(values) == 1 else f"{median} ({min(values):.{digits}f} to {max(values):.{digits}f})"

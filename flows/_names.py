@@ -38,12 +38,7 @@ def run_name(words: Sequence[str], overrides: Sequence[str], run_id: str) -> str
 
 
 def labels(presets: Sequence[str], settings: Sequence[Sequence[str]]) -> list[str]:
-    """Distinct names for the workspaces of a run: the preset, and those overrides that not all of them have.
-
-    Args:
-        presets: Preset of each workspace.
-        settings: Overrides of each workspace.
-    """
+    """Distinct names for the workspaces of a run: the preset, and those overrides that not all of them have."""
     shared = set(settings[0]).intersection(*settings[1:])
     found: list[str] = []
     for preset, overrides in zip(presets, settings, strict=True):

@@ -39,17 +39,9 @@ def run_on_pool(
 ) -> tuple[StageOutcome, list[dict[str, Any]]]:
     """Run deployment FLOW/FLOW-POOL of a stage and wait for it without a timeout: training may take days.
 
-    Args:
-        spec: The stage.
-        workspace: Workspace of this run; the other run makes its own from the same specification.
-        log: Receives the other run's log lines while it runs.
-        force: Whether to run the stage even if DVC has its result.
-
-    Returns:
-        Outcome of the stage, and its outputs as listed in the other workspace's dvc.lock.
-
-    Raises:
-        RuntimeError: The deployment does not exist, or its run did not complete.
+    The other run makes its own workspace from the same specification; `log` receives its lines while it runs. Returns
+    the outcome, and the stage's outputs as listed in the other workspace's dvc.lock. RuntimeError if the deployment
+    does not exist, or its run did not complete.
     """
     deployment = f"{spec.flow}/{spec.flow}-{spec.work_pool}"
     parameters = {"name": spec.name, "spec": workspace.spec.as_parameter(), "force": force}

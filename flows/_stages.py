@@ -86,13 +86,7 @@ def publish_run(workspace: Workspace, run: str) -> str:
     """Publish the results of a finished run: of an unchanged preset as its newest, of others under the run's name.
 
     Of several settings of a preset, each has a folder of its own under the run's name, also if it is the preset's.
-
-    Args:
-        workspace: Workspace of the run; all its stages are up to date.
-        run: Name of the flow run.
-
-    Returns:
-        Folder of the results, relative to the root of all published results.
+    Returns the folder, relative to the root of all published results. All stages must be up to date.
     """
     workspace.pipeline.sort_lock()  # so that equal results have identical lock files
     root, preset = publish_root(), workspace.preset
@@ -159,14 +153,8 @@ def run_stages(
 ) -> list[Progress]:
     """Bring the stages of all workspaces up to date; stages on work pools run in parallel.
 
-    Args:
-        workspaces: Workspaces of one flow run.
-        until: Last stage, or group of stages, to run.
-        force: Whether to run every stage, cached or not.
-        keep_going: Whether to finish the stages that do not depend on a failed one before failing.
-
-    Raises:
-        StageFailed, RuntimeError: Error of the first stage that failed.
+    `until` is the last stage, or group of stages, to run. The first error of a stage is raised; with `keep_going`,
+    after the stages that do not depend on a failed one.
     """
     targets = None if until is None else [until]
     progress = [Progress(it, it.pipeline.stages(targets)) for it in workspaces]

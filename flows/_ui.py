@@ -74,9 +74,7 @@ def show_outcomes(progress: Progress) -> None:
 def show_report(workspace: Workspace, published: str | None) -> None:
     """Publish the report, if there is one, with a link to its page; the log ends with where it is.
 
-    Args:
-        workspace: Workspace of the run.
-        published: Folder of the published results, relative to the root of all; None if they are not published.
+    `published` is its folder, relative to the root of all published results; None if they are not published.
     """
     page, folder = _page(published), workspace.root / "artifacts" / "report"
     if shown := report(folder, page):
@@ -88,12 +86,8 @@ def show_report(workspace: Workspace, published: str | None) -> None:
 def show_comparison(workspaces: Sequence[Workspace], published: Sequence[str]) -> str | None:
     """Publish the tables of the settings, from their reports and scores, as one artifact.
 
-    Args:
-        workspaces: Workspaces of the run.
-        published: Folder of the published results of each, as of `publish_run`; "" if they are not published.
-
-    Returns:
-        Text of the artifact; None if there is no report.
+    Returns its text; None if there is no report. `published` is the folder of each workspace's results, as of
+    `publish_run`; "" if they are not published.
     """
     from chunk_grpo.reporting.presets_compared import presets_compared  # here: importing scipy takes a second
     from chunk_grpo.reporting.settings_compared import setting_of, settings_compared

@@ -23,14 +23,9 @@ REPOSITORY = Path(os.environ.get(environment.REPOSITORY) or Path(__file__).resol
 
 
 def chosen_commit(commit: str, log: Log) -> str:
-    """Hash of the commit that a run uses; the log says what of the checkout is not part of it.
+    """Hash of the commit that a run uses; the log says first what of the checkout is not part of it.
 
-    Args:
-        commit: Commit, branch or tag; `working-tree`: the files of this machine's checkout as they are.
-        log: Receives the edits, before anything else of the run.
-
-    Raises:
-        ConfigError: There is no such commit.
+    `commit` is a commit, branch or tag, or `working-tree`: the files of this machine's checkout as they are.
     """
     edits = ", ".join(" ".join(line.split()) for line in uncommitted(REPOSITORY))
     if commit == WORKING_TREE:

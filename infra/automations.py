@@ -56,12 +56,7 @@ def supervision(
     process_seconds: float = STARTED_WITHIN_SECONDS,
     container_seconds: float = CONTAINER_STARTED_WITHIN_SECONDS,
 ) -> list[AutomationCore]:
-    """The automations for every server.
-
-    Args:
-        process_seconds: Seconds within which the process of a flow run must start.
-        container_seconds: Seconds within which the container of a flow run must start.
-    """
+    """The automations for every server, with the seconds within which process or container of a flow run must start."""
     return [_crash_silent(), *_crash_never_started(process_seconds, container_seconds), _run_once_more()]
 
 
@@ -222,15 +217,9 @@ def _tell(
 ) -> AutomationCore:
     """Call the webhook with a JSON object with the key `text`, as Slack, Mattermost and others accept.
 
-    It is called at most once in ten minutes per flow run, since a worker reports a crash twice.
-
-    Args:
-        what: End of the automation's name.
-        when: Start of the automation's description.
-        events: Events that trigger the call.
-        labels: Labels of the events' resource.
-        message: Jinja expression for the text.
-        block: Id of the webhook block.
+    It is called at most once in ten minutes per flow run, since a worker reports a crash twice. `what` ends the
+    automation's name, `when` begins its description; `labels` are of the events' resource; `message` is a Jinja
+    expression.
     """
     ours = [_labels(TAG_RESOURCE), _labels(_FLOW_OURS)]
     return AutomationCore(

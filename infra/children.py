@@ -72,11 +72,7 @@ class Children:
         self._all.clear()
 
     def check(self) -> None:
-        """Check that all are running.
-
-        Raises:
-            SetUpError: A process has ended; with its name, exit status and log file.
-        """
+        """Check that all are running; SetUpError names one that has ended, its exit status and its log file."""
         for child in self._all.values():
             if child.process.poll() is not None:
                 raise SetUpError(
@@ -84,13 +80,9 @@ class Children:
                 )
 
     def start_again(self, say: Callable[[str], None]) -> None:
-        """Start the children again that have ended, each after its pause. Call it every second.
+        """Start the children again that have ended, each after its pause, and `say` so. Call it every second.
 
-        Args:
-            say: Receives a sentence at each end.
-
-        Raises:
-            SetUpError: A child has ended more often within `FORGET_SECONDS` than there are `PAUSES`.
+        SetUpError if one has ended more often within `FORGET_SECONDS` than there are `PAUSES`.
         """
         now = time.monotonic()
         for child in self._all.values():

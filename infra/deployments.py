@@ -29,14 +29,7 @@ variable the command and the run fail.
 
 
 def named_pools(root: Path) -> set[str]:
-    """Work pools that `pools` of params.yaml and of the presets name.
-
-    Args:
-        root: Root of the repository.
-
-    Raises:
-        yaml.YAMLError: A file is not YAML.
-    """
+    """Work pools that `pools` of params.yaml and of the presets name; a file that is no YAML is a yaml.YAMLError."""
     found: set[str] = set()
     for path in (root / "params.yaml", *sorted((root / "conf" / "preset").glob("*.yaml"))):
         if not path.exists():
@@ -57,11 +50,6 @@ def deployments_file(
 
     Otherwise `prefect deploy` would enable paused deployments and overwrite their schedules, default parameters and
     concurrency limits. The deployments of stages on the pool `gpu` are repeated for each other pool of stages.
-
-    Args:
-        root: Root of the repository.
-        existing: Deployments of the server.
-        stage_pools: Work pools on which stages run.
     """
     content = yaml.safe_load((root / PREFECT_FILE).read_text(encoding="utf-8"))
     content["pull"] = FROM_THE_CLONE

@@ -73,10 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def collect(options: argparse.Namespace) -> None:
     """Report what may be removed, and remove it with `delete`.
 
-    Raises:
-        ConfigError: The cache may have other users, a folder is missing, or DVC failed.
-        DataError: A file that names results cannot be read.
-        TransientError: A run is active.
+    Refused while a run is active, and if the cache may have other users, or what names results is missing or
+    unreadable.
     """
     checkout = options.checkout.resolve()
     home = Path(os.environ.get("PREFECT_HOME") or checkout / ".prefect").resolve()

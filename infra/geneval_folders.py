@@ -49,9 +49,7 @@ def chosen_rows(
 ) -> list[dict[str, Any]]:
     """Rows of the mode and the training seed in `options`, with these columns, by default all.
 
-    Raises:
-        ConfigError: The mode is not `base` and no seed is given.
-        DataError: There are no such rows; the message lists the existing modes and seeds.
+    A mode other than `base` needs a seed. If there are no rows, the error lists the existing modes and seeds.
     """
     rows = [row for part in read_parts(location, kind, columns) for row in part.to_pylist()]
     there = sorted({(row["mode"], row["train_seed"]) for row in rows})

@@ -29,11 +29,7 @@ _POLL_SECONDS = 0.1
 
 
 def run(command: Sequence[str]) -> int:
-    """Run the command, send SIGTERM to the processes that it leaves, and wait for them.
-
-    Returns:
-        Exit status of the command.
-    """
+    """Run the command, send SIGTERM to the processes that it leaves, and wait for them; its exit status."""
     limit = stop_seconds() + MARGIN
     adopt_orphans()
     process = subprocess.Popen(command)

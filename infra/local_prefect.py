@@ -124,8 +124,7 @@ class LocalPrefect:
     def running(self) -> Iterator[LocalPrefect]:
         """Start everything and wait until it is ready; stop everything when the context ends for any reason.
 
-        Raises:
-            SetUpError: It runs in this folder already, a port is in use, or a process did not start.
+        SetUpError if it runs in this folder already, a port is in use, or a process did not start.
         """
         worker.own_folder(self.home)
         keep_own_state(self.root)
@@ -176,11 +175,7 @@ class LocalPrefect:
         )
 
     def start_server(self) -> None:
-        """Start or restart the server, and wait until it answers.
-
-        Raises:
-            SetUpError: The server did not start in time.
-        """
+        """Start or restart the server, and wait until it answers; SetUpError if it does not in time."""
         settings = dict(self.server)
         if self.auth is not None:
             settings[SERVER_STRING] = self.auth
@@ -194,21 +189,13 @@ class LocalPrefect:
         return self._children.process(name)
 
     def check(self) -> None:
-        """Check that server and workers are running.
-
-        Raises:
-            SetUpError: One of them has ended; with its name, exit status and log file.
-        """
+        """Check that server and workers are running; SetUpError as `Children.check`."""
         self._children.check()
 
     def start_again(self, say: Callable[[str], None]) -> None:
-        """Start server or workers again if they have ended; the others go on. Call it every second.
+        """Start server or workers again if they have ended, and `say` so; the others go on. Call it every second.
 
-        Args:
-            say: Receives a sentence at each end.
-
-        Raises:
-            SetUpError: One of them ends again and again.
+        SetUpError if one of them ends again and again.
         """
         self._children.start_again(say)
 
@@ -233,16 +220,11 @@ class LocalPrefect:
     def stop(self, *, cancel: bool = True) -> None:
         """Stop the workers and their flow runs, then the server, which until then accepts the runs' final states.
 
-        All processes are stopped even if the server refuses the states.
+        All processes are stopped even if the server refuses the states, which is a SetUpError.
 
         Unfinished runs are set to Cancelling before their processes get a signal, because a Cancelling run can only
-        become Cancelled. A run stopped here must not count as crashed, or the server would run it again.
-
-        Args:
-            cancel: Whether unfinished runs become Cancelled, which is final. Otherwise their states stay.
-
-        Raises:
-            SetUpError: The server did not accept the states.
+        become Cancelled, which is final. A run stopped here must not count as crashed, or the server would run it
+        again. With `cancel` off, their states stay.
         """
         serves = cancel and self._children.is_running("server") and _listens(self.port)
         try:
@@ -258,11 +240,7 @@ class LocalPrefect:
             self._children.clear()
 
     def _set_unfinished(self, state: State) -> None:
-        """Set the state of every run that a worker has taken, and of the scheduled runs that such a run waits for.
-
-        Raises:
-            SetUpError: The server did not accept the state.
-        """
+        """Set the state of every run that a worker has taken, and of the scheduled runs that such a run waits for."""
         # With the retries of prefect.toml an unhealthy server would delay this by minutes per run.
         hurry = temporary_settings(
             {PREFECT_CLIENT_MAX_RETRIES: 1, PREFECT_API_REQUEST_TIMEOUT: _HURRY_SECONDS}
@@ -317,8 +295,7 @@ def visible_gpus() -> list[str]:
 def shares(devices: Sequence[str], workers: int) -> list[dict[str, str]]:
     """Environment variables that divide the GPUs among workers; empty for a single worker or without GPUs.
 
-    Raises:
-        SetUpError: There are more workers than GPUs.
+    More workers than GPUs are refused.
     """
     if workers == 1 or not devices:
         return [{} for _ in range(workers)]

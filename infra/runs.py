@@ -24,10 +24,7 @@ def runs_in(
 ) -> list[FlowRun]:
     """All flow runs of our deployments in the given states.
 
-    Args:
-        client: Client of the server.
-        states: Types of states.
-        waited_for: Whether to return only runs that another flow run started and waits for.
+    `waited_for`: only those that another flow run started and waits for.
     """
     wanted = FlowRunFilter(
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(states))),

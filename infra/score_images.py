@@ -96,8 +96,7 @@ def _say(text: str) -> None:
 def read_scorers(name: str) -> ScorersFile:
     """Scorers of conf/scorers/NAME.yaml, or of a YAML file with the sections `scorers` and `executors`.
 
-    Raises:
-        ConfigError: There is no such file, or a setting is wrong; the message lists all of them.
+    The error lists all wrong settings.
     """
     file = Path(name)
     known = sorted(path.stem for path in (ROOT / "conf" / "scorers").glob("*.yaml"))

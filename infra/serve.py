@@ -51,11 +51,7 @@ def main() -> int:
 
 
 def from_environment() -> LocalPrefect:
-    """Build the server from environment variables.
-
-    Raises:
-        SetUpError: A variable is invalid.
-    """
+    """Build the server from environment variables."""
     return LocalPrefect(
         root=ROOT,
         home=Path(os.environ.get("PREFECT_HOME") or ROOT / ".prefect").resolve(),
@@ -73,12 +69,7 @@ def from_environment() -> LocalPrefect:
 def ask_for_string(prefect: LocalPrefect) -> bool:
     """Let a server ask for the user's string, or for the one in PREFECT_HOME; or for none with AUTH=0.
 
-    Returns:
-        Whether the string was made now.
-
-    Raises:
-        SetUpError: AUTH is invalid.
-        ConfigError: The file with the string is damaged, or others can read it.
+    Returns whether the string was made now. A file with the string that others can read is refused.
     """
     prefect.auth, is_new = os.environ.get(SERVER_STRING) or None, False
     if _number("AUTH", 1, least=0) and prefect.auth is None:
@@ -88,11 +79,7 @@ def ask_for_string(prefect: LocalPrefect) -> bool:
 
 
 def _number(variable: str, default: int, least: int) -> int:
-    """Read an integer from the environment.
-
-    Raises:
-        SetUpError: The value is not an integer, or less than `least`.
-    """
+    """Read an integer of at least `least` from the environment."""
     text = os.environ.get(variable) or str(default)
     if not text.isdecimal() or int(text) < least:
         raise SetUpError(f"{variable} must be a whole number of at least {least}, got {text!r}")

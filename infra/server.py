@@ -20,11 +20,9 @@ App = Callable[
 class Door:
     """ASGI layer that refuses requests (HTTP and WebSocket) which a page of another site makes.
 
-    Args:
-        app: The application behind it.
-        origins: Origins besides the server's own, such as https://prefect.example.org.
-        loopback: Whether the server listens on the loopback interface only. It then has no other names than that one's
-            and those in `origins`: a page whose name was made to point here is refused.
+    `origins` are allowed besides the server's own, such as https://prefect.example.org. A server that listens on the
+    loopback interface only has no other names than that one's and those in `origins`: a page whose name was made to
+    point here is refused.
     """
 
     def __init__(self, app: App, origins: Collection[str] = (), loopback: bool = True) -> None:

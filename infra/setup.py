@@ -95,8 +95,7 @@ class SetUp:
     def pools(self) -> list[Pool]:
         """The work pools `cpu`, `gpu`, and those on which stages run.
 
-        Raises:
-            SetUpError: The number of workers or a template is invalid, or a file of parameters is not YAML.
+        SetUpError if the number of workers or a template is invalid, or a file of parameters is not YAML.
         """
         if self.gpu_workers is not None and self.gpu_workers < 1:
             raise SetUpError(f"the number of GPU workers must be at least 1, got {self.gpu_workers}")
@@ -118,11 +117,7 @@ class SetUp:
         ]
 
     def stage_pools(self) -> list[str]:
-        """Work pools on which stages run.
-
-        Raises:
-            SetUpError: A file of parameters is not YAML.
-        """
+        """Work pools on which stages run."""
         try:
             named = named_pools(self.root)
         except yaml.YAMLError as error:
@@ -130,13 +125,9 @@ class SetUp:
         return sorted({"gpu", *self.templates, *self.more_pools, *named} - {"cpu"})
 
     def apply(self, environment: Mapping[str, str] = os.environ) -> None:
-        """Set up the server of PREFECT_API_URL.
+        """Set up the server of PREFECT_API_URL; `prefect deploy` gets the environment with that variable added.
 
-        Args:
-            environment: Environment of `prefect deploy`; PREFECT_API_URL is added.
-
-        Raises:
-            SetUpError: The server does not answer or refuses a request; the message says what to do.
+        SetUpError, if the server does not answer or refuses a request, says what to do.
         """
         pools = self.pools()
         with connected() as client:
@@ -155,11 +146,7 @@ class SetUp:
 
 @contextmanager
 def connected() -> Iterator[SyncPrefectClient]:
-    """A client of the server of PREFECT_API_URL; its errors become SetUpErrors.
-
-    Raises:
-        SetUpError: The server does not answer or refuses a request.
-    """
+    """A client of the server of PREFECT_API_URL; its errors become SetUpErrors."""
     url = PREFECT_API_URL.value()
     if not url:
         raise SetUpError(
@@ -195,11 +182,7 @@ def _refusal(url: str, error: PrefectHTTPStatusError) -> str:
 
 
 def read_template(path: Path) -> Mapping[str, Any]:
-    """Read a base job template file.
-
-    Raises:
-        SetUpError: The file is missing, is not JSON, or lacks a part that Prefect needs.
-    """
+    """Read a base job template file, JSON with all parts that Prefect needs."""
     try:
         template = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
@@ -280,16 +263,7 @@ async def _emit(events: Sequence[Event]) -> None:
 
 
 def deploy(root: Path, content: str, environment: Mapping[str, str]) -> None:
-    """Run `prefect deploy --all`.
-
-    Args:
-        root: Root of the repository.
-        content: Text of the deployment file, as prefect.yaml.
-        environment: Environment of the command.
-
-    Raises:
-        SetUpError: The command failed; with its output.
-    """
+    """Run `prefect deploy --all` with a deployment file of this text; SetUpError has the output of a failure."""
     with tempfile.TemporaryDirectory(prefix="chunk-grpo-deploy-") as folder:
         file = Path(folder) / "prefect.yaml"
         file.write_text(content, encoding="utf-8")

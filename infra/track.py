@@ -44,8 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def track(checkout: Path, message: str | None = None) -> None:
     """Push the results of a checkout to its DVC remote, and commit what `dvc pull` needs.
 
-    Raises:
-        ConfigError: The run is not up to date, there are other edits or no remote, or a command of DVC or git failed.
+    The run must be up to date, without other edits, and there must be a remote.
     """
     params = load_params(checkout / "params.yaml")
     edits = [line for line in uncommitted(checkout) if not line.endswith("params.yaml")]

@@ -73,11 +73,7 @@ def main() -> int:
 
 
 def check(repository: Path, pool: str) -> None:
-    """Check that a worker of this checkout can run here.
-
-    Raises:
-        SetUpError: A requirement is missing; the message says what to do.
-    """
+    """Check that a worker of this checkout can run here; SetUpError says what to do."""
     for file, what in {
         "dvc.yaml": "the pipeline",
         "flows": "the flows",
@@ -110,8 +106,7 @@ def check(repository: Path, pool: str) -> None:
 def own_folder(home: Path) -> None:
     """Make PREFECT_HOME, for this user alone: logs, clones and the string of the server are in it.
 
-    Raises:
-        OSError: It cannot be made, or belongs to somebody else.
+    OSError if it cannot be made, or belongs to somebody else.
     """
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
@@ -123,13 +118,9 @@ def of_the_server(variable: str) -> bool:
 
 
 def worker_environment(base: Mapping[str, str], repository: Path, home: Path, api_url: str) -> dict[str, str]:
-    """Environment of a worker and its flow runs, without server-only variables.
+    """Environment of a worker and its flow runs: `base` without server-only variables.
 
-    Args:
-        base: Environment to extend.
-        repository: Clone of the repository, from which flows are loaded and workspaces cloned.
-        home: Folder for clones, checkpoints and locks.
-        api_url: URL of the Prefect server's API.
+    Flows are loaded and workspaces cloned from `repository`; `home` is for clones, checkpoints and locks.
     """
     path = [str(Path(sys.executable).parent), base.get("PATH", os.defpath)]
     return {

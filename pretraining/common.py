@@ -43,13 +43,10 @@ class SceneStream:
         *,
         left_to_right: bool = False,
     ) -> None:
-        """Start the stream at `seed`; images are rendered on `device`.
+        """Start the stream of captions and scenes at `seed`; images are rendered on `device`.
 
-        Args:
-            seed: Seed of captions and scenes.
-            device: Device of the images.
-            weights: Relative frequency of each category, default 1; None: all equal.
-            left_to_right: Layout of the objects, see `sample_scene`.
+        `weights` is the relative frequency of each category, default 1; None: all equal. `left_to_right` as in
+        `sample_scene`.
         """
         self._rng = random.Random(seed)
         self._device = device

@@ -55,12 +55,7 @@ class Toy:
     def load(
         self, parts: tuple[Part, ...] = ("text", "transformer", "vae"), *, guided: bool
     ) -> DiffusersFamily:
-        """Load parts of the checkpoint.
-
-        Args:
-            parts: Parts to load.
-            guided: Whether velocities have the classifier-free guidance of the evaluation.
-        """
+        """Load parts of the checkpoint; `guided`: velocities have the classifier-free guidance of the evaluation."""
         options = LoadOptions(
             str(self.checkpoint),
             height=SIZE,

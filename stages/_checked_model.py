@@ -16,15 +16,8 @@ MEMORY = Path(".inputs/checked-model")
 def check_model(params: Params, record: Mapping[str, str | None]) -> None:
     """Check that files, networks and settings fit each other. What was found right is not checked again.
 
-    Of a hub id, sizes and layers are checked if its configurations are here; else by the stages that load it.
-
-    Args:
-        params: The parameters.
-        record: Content of the base model's files.
-
-    Raises:
-        ConfigError: A size or a layer does not fit the checkpoint.
-        DataError: The checkpoint is missing, of another family, or its files do not fit its networks.
+    `record` is the content of the base model's files. Of a hub id, sizes and layers are checked if its configurations
+    are here; else by the stages that load it.
     """
     lora = params.train.lora
     given = [

@@ -51,13 +51,10 @@ def copy_code(copy: Path = COPY) -> None:
 
 
 def code_records(root: Path) -> dict[str, dict[str, str]]:
-    """Digests of the files of each stage, by the stage's module.
+    """Digests of the files of each stage, by the stage's module, in the folder with the code.
 
     A stage's files are its module, all that it imports at any remove, the modules that these import by name, and the
     files beside them that are no Python, such as templates.
-
-    Args:
-        root: Folder with the code.
     """
     stages = [path.stem for path in sorted((root / "stages").glob("*.py")) if path.stem[0] != "_"]
     digest = cache(_digest)  # most files belong to several stages
@@ -71,11 +68,7 @@ def code_records(root: Path) -> dict[str, dict[str, str]]:
 
 
 def check_code(record: str) -> None:
-    """Check that this process runs the code that `inputs` recorded; say what has been edited since.
-
-    Raises:
-        DataError: The code differs.
-    """
+    """Check that this process runs the code that `inputs` recorded; say what has been edited since."""
     recorded: Mapping[str, str] = read_json(record)
     if changed := _changed(recorded, ROOT):
         raise DataError(

@@ -13,12 +13,7 @@ from chunk_grpo.families.recorded import policy_record
 
 
 def compared_record(params: Params, name: str, digests: Digests) -> dict[str, Any]:
-    """Settings of a compared policy, and content of its files.
-
-    Raises:
-        ConfigError: The revision of a hub id is not a commit.
-        DataError: There is no such file or folder, or it cannot be read.
-    """
+    """Settings of a compared policy, and content of its files. The revision of a hub id must be a commit."""
     policy = params.policies[name]
     content: Mapping[str, str | None] = (
         {"files": _folder(policy.path, name, digests)}
@@ -38,8 +33,7 @@ def _folder(path: str, name: str, digests: Digests) -> str | None:
 def recorded_policy(params: Params, name: str, location: str) -> AnyPolicy:
     """The compared policy `name`, if it is the one that the stage `inputs` recorded in the JSON file `location`.
 
-    Raises:
-        DataError: Its settings or its files differ.
+    Other settings or files are a DataError.
     """
     if name not in params.policies or compared_record(params, name, Digests()) != read_json(location):
         raise DataError(

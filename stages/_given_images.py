@@ -19,17 +19,9 @@ from chunk_grpo.prompts.image_folders import INDEX, ImageFile, read_image_folder
 def given_images(
     images: ComparedImages, prompts: Sequence[tuple[str, str]], settings: GenerateParams
 ) -> Iterator[GeneratedImage]:
-    """Read images that were made elsewhere, in the order of the prompts.
+    """Read images that were made elsewhere, in the order of the prompts (id and text).
 
-    They get the seeds of the images with which they are compared.
-
-    Args:
-        images: Folder of the images.
-        prompts: Id and text of each prompt.
-        settings: Number and size of the images.
-
-    Raises:
-        DataError: A prompt has too few images, or an image is damaged or has another size.
+    They get the seeds of the images with which they are compared. Too few, or one of another size, are a DataError.
     """
     files, count = _files_by_prompt(Path(images.path)), settings.images_per_prompt
     for prompt_id, text in prompts:

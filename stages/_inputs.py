@@ -21,9 +21,7 @@ def load_model(
 ) -> Family:
     """Load parts of the base model for the images of a sampler; None: nothing is sampled.
 
-    Raises:
-        DataError: The model differs from the one that the stage inputs recorded in the JSON file `recorded`.
-        ConfigError: The attention backend does not work here.
+    A model that differs from the one that the stage inputs recorded in the JSON file `recorded` is a DataError.
     """
     model = params.model
     size = sampler if isinstance(sampler, GenerateParams) else model
@@ -38,24 +36,17 @@ class EncodedPrompts:
     """The table of prompts beside the embeddings of some or all of them, which stay in their files."""
 
     def __init__(self, prompts: str, embeddings: Embeddings, place: str, cfg_scale: float) -> None:
-        """Read the table.
+        """Read the table, prompts/1 in Parquet, whose prompts have the embeddings.
 
-        Args:
-            prompts: prompts/1, Parquet.
-            embeddings: Embeddings of prompts of the table.
-            place: Folder of the embeddings, for messages.
-            cfg_scale: Scale of classifier-free guidance; unless it is 1, the negative prompt is read too.
+        `place` is the folder of the embeddings, for messages. Unless `cfg_scale`, the scale of classifier-free
+        guidance, is 1, the negative prompt is read too.
         """
         self._negative = None if cfg_scale == 1 else NegativePrompt(embeddings.negative())
         self._prompts, self._embeddings, self._place = prompts, embeddings, place
         self._records = read_table(prompts, "prompts").to_pylist()
 
     def of(self, *splits: str) -> PromptSet:
-        """The prompts of `splits` (default: all), in the table's order.
-
-        Raises:
-            DataError: These splits have no prompts.
-        """
+        """The prompts of `splits` (default: all), at least one, in the table's order."""
         records = [r for r in self._records if not splits or r["split"] in splits]
         if not records:
             wanted = f" of the splits {', '.join(splits)}" if splits else ""
@@ -69,11 +60,7 @@ class EncodedPrompts:
         )
 
     def require(self, prompts: PromptSet, needed: Iterable[int] | None = None) -> PromptSet:
-        """Return the prompts if those at `needed` (default: all) have embeddings.
-
-        Raises:
-            DataError: One has none.
-        """
+        """Return the prompts if those at `needed` (default: all) have embeddings; else DataError."""
         for at in range(len(prompts)) if needed is None else needed:
             if (prompts.ids[at], prompts.texts[at]) not in self._embeddings.row_of:
                 raise DataError(
@@ -87,11 +74,7 @@ class EncodedPrompts:
 def encoded_prompts(
     prompts: str, embeddings: str, sampler: SamplingParams | GenerateParams
 ) -> Iterator[EncodedPrompts]:
-    """Open the prompts of the table `prompts` with the folder `embeddings`, for a sampler.
-
-    Raises:
-        DataError: A file is missing or damaged.
-    """
+    """Open the prompts of the table `prompts` with the folder `embeddings`, for a sampler."""
     with open_embeddings(embeddings) as opened:
         yield EncodedPrompts(prompts, opened, embeddings, sampler.cfg_scale)
 

@@ -26,11 +26,7 @@ class KeptScores:
     """Rows of the scores table, one atomically written file per batch."""
 
     def __init__(self, folder: Path) -> None:
-        """Create no files yet.
-
-        Args:
-            folder: Folder used by this computation only.
-        """
+        """Create no files yet; this computation alone uses the folder."""
         self._folder = folder
 
     def rows(self, batch: int, score: Callable[[], list[Row]]) -> list[Row]:

@@ -62,14 +62,9 @@ class Split:
 
 
 def splits_of(settings: PromptsParams, limits: Limits) -> Iterator[Split]:
-    """Yield train, eval and every other split.
+    """Yield train, eval and every other split; prompts that the checks reject are a DataError.
 
-    Args:
-        settings: The section `prompts` of params.yaml.
-        limits: Function that returns the token limits of the text encoders; called if long prompts are dropped.
-
-    Raises:
-        DataError: A file is missing, too short, or has prompts that the checks reject.
+    `limits` returns the token limits of the text encoders; it is called if long prompts are dropped.
     """
     if settings.source == "shapes":
         yield from _shapes(settings)
@@ -134,11 +129,7 @@ def _files(settings: PromptsParams, limits: Limits) -> Iterator[Split]:
 def _of_one_file(
     drawn: CheckedPrompts, settings: PromptsParams, content: Content
 ) -> tuple[CheckedPrompts, CheckedPrompts]:
-    """The first prompts are trained on; those after them with other contents are evaluated on.
-
-    Raises:
-        DataError: The file has too few prompts.
-    """
+    """The first prompts are trained on; those after them with other contents are evaluated on."""
     train = drawn.part(0, settings.train_count)
     known = {content(row) for row in train.rows}
     after = drawn.rows[settings.train_count :]
@@ -158,11 +149,7 @@ def _of_one_file(
 def _without_shared(
     drawn: CheckedPrompts, evaluated: CheckedPrompts, settings: PromptsParams, content: Content
 ) -> CheckedPrompts:
-    """Train prompts after the check of those that are in the eval split too.
-
-    Raises:
-        DataError: They are refused.
-    """
+    """Train prompts after the check of those that are in the eval split too; DataError if they are refused."""
     checks, report = settings.checks, drawn.report
     candidates = drawn.rows if checks.shared == "drop" else drawn.rows[: settings.train_count]
     shared = sorted(shared_prompts(candidates, evaluated.rows, content), key=lambda pair: pair[0].line)

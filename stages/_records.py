@@ -34,12 +34,7 @@ _VERSION = ("ETag", "etag", "LastModified", "last_modified", "mtime", "size")
 def require_unchanged(now: Mapping[str, Any], location: str) -> None:
     """Check that records made after a stage has read the user's files equal those of the stage `inputs`.
 
-    Args:
-        now: Records, by their keys in params.yaml.
-        location: JSON file with the records of `inputs`.
-
-    Raises:
-        DataError: They differ: a file was edited during the run.
+    They are by key of params.yaml, in the JSON file `location` too. A difference: a file was edited during the run.
     """
     recorded, now = read_json(location), json.loads(json.dumps(now))  # tuples are lists in JSON
     if changed := [name for name in {**recorded, **now} if recorded.get(name) != now.get(name)]:
@@ -61,8 +56,7 @@ def model_record(params: Params, digests: Digests) -> dict[str, str | None]:
 def require_model(params: Params, location: str) -> None:
     """Check that the base model is the one that the stage `inputs` recorded in the JSON file `location`.
 
-    Raises:
-        DataError: Its files, or the code of a family that is not in this package, differ.
+    The record has its files, and the code of a family that is not in this package.
     """
     if model_record(params, Digests()) != read_json(location):
         raise DataError(

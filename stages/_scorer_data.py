@@ -33,8 +33,7 @@ def data_needs(params: Params) -> dict[str, Any]:
 def check_scorer_data(params: Params, splits: Sequence[Split]) -> None:
     """Check that every prompt has the data of each scorer that will judge its images.
 
-    Raises:
-        DataError: Prompts lack data; the message lists up to 20 with file and line.
+    The error lists up to 20 prompts with file and line.
     """
     for name, settings in params.scorers.items():
         if settings.DATA_FIELDS:

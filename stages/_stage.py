@@ -48,17 +48,13 @@ def run_stage(
     arguments: type[Arguments],
     argv: Sequence[str] | None = None,
 ) -> int:
-    """Run one stage as a process.
+    """Run one stage as a process: `main`, with the parameters and the arguments of the command line.
 
-    Args:
-        main: The stage's function, called with the parameters and the arguments.
-        arguments: Dataclass whose fields are `str`, `int` or `tuple[str, ...]`, each with the metadata `help`. Each
-            field becomes an option, required unless the field has a default.
-        argv: Command line; default: the process's.
+    The fields of `arguments` are `str`, `int` or `tuple[str, ...]`, each with the metadata `help`. Each becomes an
+    option, required unless it has a default. `argv` is the command line; None: the process's.
 
-    Returns:
-        Exit code: 0 done, 2 bad configuration, 3 bad input or output, 75 worth another try (stopped, or a store did
-        not answer). Other exceptions are bugs and propagate with their traceback.
+    Returns the exit code: 0 done, 2 bad configuration, 3 bad input or output, 75 worth another try (stopped, or a store
+    did not answer). Other exceptions are bugs and propagate with their traceback.
     """
     let_memory_grow()
     try:
@@ -90,10 +86,8 @@ def run_stage(
 def leave_group(*, has_failed: bool = False) -> None:
     """Leave the process group, if this process is in one. Call it before the process ends.
 
-    Otherwise a thread of gloo may still hold a tensor when Python has shut down, and aborts the process.
-
-    Args:
-        has_failed: Whether this process may end before the others. NCCL would wait for them, so its group is kept.
+    Otherwise a thread of gloo may still hold a tensor when Python has shut down, and aborts the process. If
+    `has_failed`, this process may end before the others; NCCL would wait for them, so its group is kept.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return
@@ -114,11 +108,7 @@ def let_memory_grow() -> None:
 
 
 def mark_as_run() -> None:
-    """Touch the marker file if the environment names one; only the main process does.
-
-    Raises:
-        ConfigError: The file cannot be written.
-    """
+    """Touch the marker file if the environment names one; only the main process does."""
     marker = os.environ.get(RUN_MARKER)
     if marker and is_main_process():
         try:
@@ -136,12 +126,9 @@ def is_main_process() -> bool:
 
 
 def check_environment() -> None:
-    """Reject an incomplete set of torchrun's and accelerate's rank variables.
+    """Reject an incomplete set of torchrun's and accelerate's rank variables, or a RANK that is not below WORLD_SIZE.
 
     With a stray RANK the process would take itself for a non-main process and write nothing.
-
-    Raises:
-        ConfigError: A variable is not a number or is missing, or RANK is not below WORLD_SIZE.
     """
     given = {name: os.environ[name] for name in _PLACES if name in os.environ}
     remedy = "unset it, or start the processes by `accelerate launch` or torchrun"

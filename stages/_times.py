@@ -10,12 +10,7 @@ from chunk_grpo.families.base import Family
 
 
 def times_of(sampler: SamplingParams | GenerateParams, family: Callable[[], Family]) -> Tensor:
-    """Noise levels [S + 1] of a sampler.
-
-    Args:
-        sampler: Its settings.
-        family: Returns the model with the part "vae"; called only for the pipeline's own grid.
-    """
+    """Noise levels [S + 1] of a sampler; `family`, with the part "vae", is loaded only for the pipeline's own grid."""
     if sampler.shift is None:
         return family().pipeline_times(sampler.num_steps)
     return time_grid(sampler.num_steps, sampler.shift)

@@ -30,8 +30,7 @@ class Arguments:
 def mean_profile(location: str, num_sde_steps: int) -> list[float]:
     """Mean relative L1 distance of each trainable step under the SDE, from the table at `location`.
 
-    Raises:
-        DataError: The profile's number of steps is not `num_sde_steps` + 1.
+    It must have `num_sde_steps` + 1 steps.
     """
     table = read_table(location, "l1_profile")
     noisy = table.filter(pc.equal(table["sampler"], "sde"))

@@ -32,11 +32,7 @@ from stages._stage import report_error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Follow machine 0 until a stop signal arrives.
-
-    Returns:
-        Exit code: 2 bad configuration, 75 stopped.
-    """
+    """Follow machine 0 until a stop signal arrives; exit code 2 bad configuration, 75 stopped."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -69,11 +69,7 @@ Tuned = Callable[[Family], AbstractContextManager[Family]]
 
 
 def tuned_of(params: Params, arguments: Arguments) -> Tuned | ComparedImages | None:
-    """The policy besides the base model, or images that were made elsewhere; None: the base model draws alone.
-
-    Raises:
-        DataError: A compared policy differs from the recorded one, or cannot be found.
-    """
+    """The policy besides the base model, or images that were made elsewhere; None: the base model draws alone."""
     if arguments.trained:
         return partial(trained_policy, trained=arguments.trained)
     if not arguments.saved:
@@ -142,11 +138,7 @@ def read(images: ComparedImages, prompts: PromptSet, params: Params, arguments: 
 
 
 def main(params: Params, arguments: Arguments) -> None:
-    """Draw and store all images, and a grid of the first ones.
-
-    Raises:
-        DataError: As `tuned_of`, or an input is missing or damaged.
-    """
+    """Draw and store all images, and a grid of the first ones."""
     workers = Workers()
     send_files(inputs_of(arguments))
     shown: list[NDArray[np.uint8]] = []

@@ -76,8 +76,7 @@ def name_records(params: Params) -> dict[str, list[str]]:
 def require_no_secrets(params: Params) -> None:
     """Require that no value of params.yaml is a secret of the environment; `dvc exp run -S` can write one into it.
 
-    Raises:
-        ConfigError: One is; the message does not repeat it.
+    The error does not repeat it.
     """
     secrets = {
         value: name

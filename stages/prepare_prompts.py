@@ -99,13 +99,10 @@ def scheduled_rows(
 
 
 def compared_rows(rows: Sequence[Row], params: Params) -> list[Row]:
-    """Rows of the eval prompts that policies are compared on.
+    """Rows of the eval prompts that policies are compared on, at least one.
 
     Prompts whose held-out scores decide when training ends would flatter the policy that it ends with, and so would
     others with the same text.
-
-    Raises:
-        DataError: None are left.
     """
     heldout = params.train.heldout
     if not heldout.decides:

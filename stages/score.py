@@ -75,12 +75,7 @@ class Images:
     """Images of one policy for the prompts of some splits. They stay in their tables, which are read in parts."""
 
     def __init__(self, locations: Sequence[str], prompt_ids: Iterable[str]) -> None:
-        """Read the columns that name the images.
-
-        Args:
-            locations: images/1, Parquet: one table or several.
-            prompt_ids: Prompts of the splits.
-        """
+        """Read the columns that name the images of these prompts, from one table of images/1 (Parquet) or several."""
         self._locations, self._ids = locations, pa.array(prompt_ids, pa.string())
         self.groups: Counter[tuple[Any, ...]] = Counter()
         """Number of images of each group."""
@@ -104,14 +99,10 @@ class Images:
 def whole_groups(
     records: Iterable[dict[str, Any]], groups: Counter[tuple[Any, ...]], size: int
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yield batches of about `size` rows, with all images of a group in one batch.
+    """Yield batches of about `size` rows, with all images of a group in one batch; one may have more, the last fewer.
 
     The rows of a group need not be adjacent in images/1: images are drawn in batches, tuned and hybrid in turn.
-
-    Args:
-        records: Rows of images/1.
-        groups: Number of rows of each group.
-        size: Rows of a batch; one may have more, the last one fewer.
+    `groups` has the number of rows of each group.
     """
     missing = Counter(groups)
     begun: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
@@ -164,20 +155,9 @@ def score_rows(
 ) -> Iterator[Row]:
     """Yield one row per metric of each image, or one row with the reason if the scorer refused the image.
 
-    The processes share the batches; only the main one gets the rows.
-
-    Args:
-        key: Name of the scorer in params.yaml.
-        scorer: The scorer.
-        images: The images.
-        prompts: Rows of prompts/1 by prompt id.
-        kept: Store of finished batches.
-        workers: Processes of this stage.
-        refusals: Share of the images that may be refused.
-
-    Raises:
-        DataError: More images were refused; the message lists them.
-        TransientError: The scorer does not answer.
+    The processes share the batches; only the main one gets the rows. `key` is the scorer's name in params.yaml,
+    `prompts` rows of prompts/1 by id. At most the share `refusals` of the images may be refused; else DataError lists
+    them.
     """
 
     def score(job: tuple[int, list[dict[str, Any]]]) -> tuple[int, list[Row]]:
@@ -262,16 +242,9 @@ def kept_scores(
 def images_to_score(
     tables: Sequence[str], spec: ScorerSpec, prompts: Mapping[str, Mapping[str, str]], known: str
 ) -> Images:
-    """Find the images of the scorer's splits.
+    """Find the images of the scorer's splits in tables of images/1 (Parquet), at least one.
 
-    Args:
-        tables: images/1, Parquet.
-        spec: The scorer's spec.
-        prompts: Rows of prompts/1 by prompt id.
-        known: Their table, for messages.
-
-    Raises:
-        DataError: A prompt is unknown, or these splits have no images.
+    `prompts` are rows of prompts/1 by id; an unknown one is an error, which names their table `known`.
     """
     for table in tables:
         for part in read_parts(table, "images", ["prompt_id"]):

@@ -107,11 +107,7 @@ class Arguments:
 
 
 def variant_of(params: Params, arguments: Arguments) -> VariantParams:
-    """Settings of the trained variant.
-
-    Raises:
-        ConfigError: The variant is unknown.
-    """
+    """Settings of the trained variant."""
     if arguments.variant not in params.variants:
         raise ConfigError(
             f"--variant: must be a name in variants ({', '.join(params.variants)}), got {arguments.variant!r}"
@@ -122,8 +118,7 @@ def variant_of(params: Params, arguments: Arguments) -> VariantParams:
 def check_settings(params: Params, arguments: Arguments) -> None:
     """Compare the recorded settings with params.yaml: DVC depends on the record, the stage reads params.yaml.
 
-    Raises:
-        DataError: They differ, or the policy to start from has changed.
+    The policy to start from must be the recorded one too.
     """
     recorded, start = read_json(arguments.settings), params.train.start_from
     record = recorded.pop("start")
@@ -173,13 +168,7 @@ def depends_on_iterations(params: Params, variant: str) -> bool:
 
 
 def copies_of_environment() -> str | None:
-    """Folder or URL of the copies of all trainings' checkpoints; None: there are no copies.
-
-    Raises:
-        ConfigError: The setting is not an absolute path or a URL.
-        DataError: It cannot be written.
-        TransientError: The object store does not answer.
-    """
+    """Folder (absolute) or URL of the copies of all trainings' checkpoints; None: there are no copies."""
     location = os.environ.get(environment.CHECKPOINTS)
     if not location:
         return None
@@ -192,8 +181,7 @@ def copies_of_environment() -> str | None:
 def read_method(params: Params, arguments: Arguments) -> Method:
     """Read the variant's method, with its chunk plan and the Eq. (16) weights.
 
-    Raises:
-        DataError: The plan's number of steps is not the number of trainable steps.
+    The plan's number of steps must be the number of trainable steps.
     """
     of = {"plan": params.variants[arguments.variant].plan}
     rows = sorted(read_table(arguments.plan, "chunk_plan", of).to_pylist(), key=lambda row: int(row["chunk"]))
@@ -210,11 +198,7 @@ def read_method(params: Params, arguments: Arguments) -> Method:
 
 
 def read_training_data(params: Params, arguments: Arguments, stored: EncodedPrompts) -> TrainingData:
-    """Read the train and held-out prompts, and the rewards.
-
-    Raises:
-        DataError: A prompt that training uses has no embeddings.
-    """
+    """Read the train and held-out prompts, and the rewards; every prompt that training uses must have embeddings."""
     train, prompts = params.train, stored.of("train")
     scorers, unseen = read_scorers(params, arguments.scorers), train.heldout.scorers
     used = scheduled_prompts(arguments.seed, train.iterations, train.prompts_per_iteration, len(prompts))
@@ -227,11 +211,7 @@ def read_training_data(params: Params, arguments: Arguments, stored: EncodedProm
 
 
 def read_scorers(params: Params, location: str) -> dict[str, Scorer]:
-    """The scorers used in training, on the executors of params.yaml.
-
-    Raises:
-        DataError: A scorer differs from the one that stage check_scorers recorded.
-    """
+    """The scorers used in training, as the stage check_scorers recorded them, on the executors of params.yaml."""
     specs = [spec_from(record, location) for record in read_json(location).values()]
     return {spec.key: place_checked(spec, params.scorers, params.executors) for spec in specs}
 
@@ -250,10 +230,7 @@ def metric_rows(variant: str, seed: int, rows: Iterable[MetricRow]) -> list[dict
 def main(params: Params, arguments: Arguments) -> None:
     """Train; resume from a checkpoint if there is one.
 
-    Raises:
-        ConfigError: The variant is unknown, the package of the optimiser is missing, or the processes are not set up
-            to train together.
-        DataError: The settings or the policy to start from differ from the recorded ones.
+    Settings, and the policy to start from, must be the recorded ones.
     """
     variant_of(params, arguments)
     require_optimizer(params.train.optimizer)
@@ -378,11 +355,7 @@ def forget(folder: Path) -> None:
 
 
 def shared_rows(params: Params, arguments: Arguments) -> int:
-    """Number of trajectories of an update, which the processes divide evenly.
-
-    Raises:
-        ConfigError: The variant is unknown.
-    """
+    """Number of trajectories of an update, which the processes divide evenly."""
     return starts_of_update(params.train, variant_of(params, arguments).branching)
 
 

@@ -28,14 +28,7 @@ def pause_after(attempts: int) -> float:
 
 
 def attempts_allowed(default: int = _ATTEMPTS) -> int:
-    """Number of attempts at a stage, from the environment.
-
-    Args:
-        default: Number without the variable.
-
-    Raises:
-        ConfigError: The variable is not an integer of at least 1.
-    """
+    """Number of attempts at a stage, at least 1, from the environment; `default` without the variable."""
     text = os.environ.get(STAGE_ATTEMPTS) or str(default)
     if not text.isdecimal() or int(text) < 1:
         raise ConfigError(f"{STAGE_ATTEMPTS}: must be a whole number of at least 1, got {text!r}")
@@ -49,17 +42,10 @@ def attempted(
     log: Log,
     paused: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Value:
-    """Call a function that runs a stage, again after each exit code `TRY_AGAIN`.
+    """Call a function that runs a stage, again after each exit code `TRY_AGAIN`, at most `attempts` (>= 1) times.
 
-    Args:
-        run: Runs the stage.
-        attempts: Number of attempts, at least 1.
-        stopping: Ends the pauses: no further attempt once it is set.
-        log: Receives each failure that is followed by another attempt.
-        paused: Makes the context of each pause.
-
-    Raises:
-        StageFailed: The last attempt failed, or another exit code was returned.
+    The StageFailed of the last attempt, or with another exit code, is raised; `log` receives the others. `stopping`
+    ends the pauses, with no further attempt; `paused` makes the context of each.
     """
     for number in range(1, attempts):
         try:

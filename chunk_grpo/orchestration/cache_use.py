@@ -32,9 +32,7 @@ def cache_of(repository: Path) -> Path:
 def cache_in_use(cache: Path, home: Path) -> Iterator[None]:
     """Keep `make gc` from removing anything; wait until it has ended.
 
-    Args:
-        cache: Folder of the cache.
-        home: Folder of the run's workspace and of others, remembered.
+    `home`, the folder of the run's workspace and of others, is remembered in the cache.
     """
     _remember(cache, "home", str(home))
     with locked(cache / IN_USE, shared=True):

@@ -24,13 +24,7 @@ TURN = ".turn"
 def make_clone(repository: Path, commit: str, clone: Path) -> None:
     """Clone a local repository at a commit; fetch the commit from `origin` if the repository lacks it.
 
-    Args:
-        repository: Local repository; only read.
-        commit: Full commit hash.
-        clone: Folder to create.
-
-    Raises:
-        RuntimeError: The commit is unknown, or the folder exists; with git's message.
+    The repository is only read. RuntimeError, with git's message, if the commit is unknown or the folder exists.
     """
     clone.parent.mkdir(parents=True, exist_ok=True)
     git(repository, "clone", "--quiet", "--no-checkout", str(repository), str(clone))
@@ -47,16 +41,7 @@ def clone_in_use(repository: Path, commit: str, clone: Path, keep: int) -> Itera
     """Make a clone, keep it locked inside the context, and remove old clones beside it.
 
     A lock on the parent folder serialises this, so that other processes see no clone half made, half removed, or made
-    but not locked yet.
-
-    Args:
-        repository: As in `make_clone`.
-        commit: As in `make_clone`.
-        clone: Folder to create; its parent contains only clones.
-        keep: Number of newest clones to keep, besides those in use.
-
-    Raises:
-        RuntimeError: As in `make_clone`.
+    but not locked yet. That folder contains only clones: the `keep` newest stay, and those in use.
     """
     with ExitStack() as in_use:
         with locked(clone.parent / TURN):
@@ -84,17 +69,9 @@ def locked(
 ) -> Iterator[bool]:
     """Hold a file lock (flock); the kernel releases it when the process ends for any reason.
 
-    Args:
-        file: Lock file; created if missing, never removed or changed.
-        wait: Whether to wait until the lock is free. If False and the lock is taken, it is not held inside.
-        stopping: Event that ends the waiting.
-        shared: Whether others may hold the lock as well, if they share it too.
-
-    Yields:
-        Whether the lock was free at once.
-
-    Raises:
-        CommandStoppedError: `stopping` was set before the lock was free.
+    Yields whether it was free at once. The file is created if missing, never removed or changed. With `wait` off, a
+    taken lock is not held inside. `stopping` ends the waiting by CommandStoppedError. Others may hold the lock as well
+    if all share it.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX

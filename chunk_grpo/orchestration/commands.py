@@ -37,21 +37,11 @@ class Commands:
         self._lock = threading.Lock()
 
     def run(self, command: Sequence[str], folder: Path, environment: Mapping[str, str], on_line: Log) -> int:
-        """Run a command to its end; pass each line of its stdout and stderr on as it appears.
+        """Run a command to its end; pass each line of its stdout and stderr on as it appears, without its line end.
 
-        Any exception, such as Prefect's on SIGTERM, stops the command and is raised again.
-
-        Args:
-            command: Program and arguments.
-            folder: Working directory.
-            environment: Complete environment of the command.
-            on_line: Receives each line without its line end.
-
-        Returns:
-            Exit status; 128 plus the signal's number for a signal.
-
-        Raises:
-            CommandStoppedError: `stop` was called, before or while it ran.
+        Any exception, such as Prefect's on SIGTERM, stops the command and is raised again; CommandStoppedError if
+        `stop` was called before or while it ran. `environment` is complete. Returns the exit status; 128 plus the
+        signal's number for a signal.
         """
         with self._lock:
             if self.stopping.is_set():

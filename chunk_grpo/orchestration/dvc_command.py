@@ -44,11 +44,7 @@ except Exception as error:
 
 
 def dvc(folder: Path, *arguments: str, check: bool = True) -> str:
-    """Output of a DVC command in a repository.
-
-    Raises:
-        ConfigError: The command failed, and `check` is on.
-    """
+    """Output of a DVC command in a repository; with `check`, its failure is a ConfigError."""
     command = [sys.executable, "-m", "dvc", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if check and done.returncode != 0:

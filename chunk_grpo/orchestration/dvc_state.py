@@ -21,10 +21,7 @@ def keep_own_state(repository: Path) -> None:
     """Let every DVC in a checkout, a user's too, use a folder of this user; keeps a setting that is there.
 
     The setting is in .dvc/config.local, which git ignores, and which goes into the clones of flow runs and of
-    `dvc exp run --temp`.
-
-    Raises:
-        ConfigError: The folder cannot be made, or belongs to somebody else.
+    `dvc exp run --temp`. A folder that belongs to somebody else is refused.
     """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     own = (base if base.is_absolute() else Path("~/.cache").expanduser()) / "chunk-grpo" / "dvc"

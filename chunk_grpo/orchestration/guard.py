@@ -29,11 +29,7 @@ _BECOME = "become"
 
 
 def supervised(command: Sequence[str], seconds: float) -> list[str]:
-    """The command line that runs `command` supervised by this process.
-
-    Args:
-        command: Program and arguments.
-        seconds: Seconds from SIGTERM to SIGKILL.
+    """The command line that runs `command` supervised by this process, with `seconds` from SIGTERM to SIGKILL.
 
     For the kernel the parent is the thread that starts the command: that thread must wait for the command.
     """
@@ -43,10 +39,8 @@ def supervised(command: Sequence[str], seconds: float) -> list[str]:
 def exec_with_parent_death_signal(command: Sequence[str]) -> list[str]:
     """The command line that becomes `command` (same process id) and gets SIGTERM when this process ends.
 
-    Args:
-        command: Program (a path, or a name on PATH) and arguments.
-
-    As with `supervised`, the thread that starts the command must live as long as the command.
+    The program is a path, or a name on PATH. As with `supervised`, the thread that starts the command must live as long
+    as the command.
     """
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), _BECOME, *command]
 
@@ -54,10 +48,7 @@ def exec_with_parent_death_signal(command: Sequence[str]) -> list[str]:
 def die_with_parent(parent: int) -> None:
     """Make this process get SIGTERM when the parent process ends for any reason, or at once if it has ended.
 
-    Args:
-        parent: Process id of the parent, as the parent passed it.
-
-    The effect ends with the calling thread.
+    `parent` is its process id, as the parent passed it. The effect ends with the calling thread.
     """
     _tell_kernel(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:

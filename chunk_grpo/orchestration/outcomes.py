@@ -61,11 +61,7 @@ class StageOutcome:
 
     @classmethod
     def parse(cls, stage: str, text: str) -> StageOutcome:
-        """The inverse of `str()`.
-
-        Raises:
-            ValueError: `text` is not the text of an outcome.
-        """
+        """The inverse of `str()`; ValueError if `text` is not the text of an outcome."""
         match = re.fullmatch(rf"({'|'.join(get_args(Outcome))}) in (\d+\.\d) s, (\d+) bytes", text)
         if match is None:
             raise ValueError(f"stage {stage}: expected 'ran in 1.0 s, 2 bytes' or the like, got {text!r}")
@@ -165,13 +161,8 @@ class DvcLog:
     def restored(self, code: int, sizes: Mapping[str, int], command: str) -> dict[str, StageOutcome]:
         """The stages that are up to date after a command that cannot run stages.
 
-        Args:
-            code: Exit code of the command.
-            sizes: Sizes of the stages' outputs in bytes.
-            command: Name of the command in error messages.
-
-        Raises:
-            RemoteError: The command failed for another reason than stages that would have to run.
+        `sizes` are the stages' outputs in bytes. RemoteError, which names the command, if it failed for another reason
+        than stages that would have to run.
         """
         ends = " ".join(line for line in self.lines if "failed to reproduce" in line)
         failed = set(re.findall(r"'(.+?)'", ends))
@@ -186,15 +177,8 @@ class DvcLog:
     def ran(self, stage: str, code: int, sizes: Mapping[str, int], touched_marker: bool) -> StageOutcome:
         """The outcome of a command that runs one stage.
 
-        Args:
-            stage: Name of the stage.
-            code: Exit code of the command.
-            sizes: Sizes of the stages' outputs in bytes.
-            touched_marker: Whether the stage touched the marker file.
-
-        Raises:
-            StageFailed: The command failed.
-            OutcomeUnclearError: DVC's log and the marker file disagree on whether the stage ran.
+        `sizes` are the stages' outputs in bytes. StageFailed if the command failed; OutcomeUnclearError if DVC's log
+        and the marker file disagree on whether the stage ran.
         """
         if code != 0:
             raise StageFailed(stage, code, tuple(self.lines))

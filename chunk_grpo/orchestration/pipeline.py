@@ -62,13 +62,7 @@ class Pipeline:
     def stages(self, targets: Collection[str] | None = None) -> list[StageSpec]:
         """The stages in the order of `dvc repro`: each after all stages that it needs.
 
-        Args:
-            targets: Stages (`train@chunk-0`) or groups of stages (`train`) to include, with the stages that they need;
-                None for all stages.
-
-        Raises:
-            ConfigError: A target is not in dvc.yaml.
-            dvc.exceptions.DvcException: dvc.yaml is invalid.
+        Only the targets, stages (`train@chunk-0`) or groups of stages (`train`), and what they need; None: all.
         """
         with Repo(str(self.root)) as repo:
             chosen = [None] if targets is None else targets
@@ -95,22 +89,13 @@ class Pipeline:
     ) -> dict[str, StageOutcome]:
         """Restore stages and the stages that they need from the cache and, with `pull`, from the remote.
 
-        No stage runs: DVC gets /bin/false as its shell.
+        No stage runs: DVC gets /bin/false as its shell. Returns the outcomes of the stages that are up to date now.
+        Targets are stages or groups; None: all, which takes less time than to name all. RemoteError if cache or remote
+        is unreadable.
 
         DVC reads and writes the whole dvc.lock after each stage that it restores from the run cache: 8 s of 11 s for 24
-        stages. It leaves dvc.lock alone if a stage has its outputs. So the outputs of `earlier` are checked out first.
-
-        Args:
-            targets: Stages or groups of stages; None for all, which takes less time than to name all.
-            log: Receives a line for each stage.
-            pull: Whether to fetch from the remote what the cache lacks.
-            earlier: Stages of the dvc.lock of another run, whose inputs and parameters may have been others.
-
-        Returns:
-            Outcomes of the stages that are up to date now.
-
-        Raises:
-            RemoteError: The cache or the remote cannot be read.
+        stages. It leaves dvc.lock alone if a stage has its outputs. So the outputs of `earlier`, stages of another
+        run's dvc.lock, whose inputs and parameters may have been others, are checked out first.
         """
         dvc_log = DvcLog(
             lambda line: log(line) if line.startswith(("Stage ", "Pulling ", "Verifying ")) else None
@@ -135,16 +120,10 @@ class Pipeline:
         }
 
     def run(self, name: str, log: Log, *, force: bool = False) -> StageOutcome:
-        """Run one stage; the stages that it needs must be up to date.
+        """Run one stage, with `force` even if DVC has its result; the stages that it needs must be up to date.
 
-        Args:
-            name: Name of the stage.
-            log: Receives each line of output while the stage runs.
-            force: Whether to run the stage even if DVC has its result.
-
-        Raises:
-            StageFailed: The command failed; with its exit code and last lines.
-            OutcomeUnclearError: DVC's log and the marker file disagree on whether the stage ran.
+        `log` receives each line of output while it runs. StageFailed has its exit code and last lines;
+        OutcomeUnclearError if DVC's log and the marker file disagree on whether it ran.
         """
         dvc_log = DvcLog(log)
         with tempfile.TemporaryDirectory(prefix="stage-run-") as folder:
@@ -161,8 +140,7 @@ class Pipeline:
     def push(self, log: Log) -> None:
         """Push outputs and run cache to the default remote, for other machines: what is not there yet.
 
-        Raises:
-            RemoteError: The push failed; objects already transferred stay in the remote.
+        After a RemoteError, objects already transferred stay in the remote.
         """
         self._remote(["push"], log)
         self._transfer([PUSH_RUN_CACHE], "push of the run cache", log)
@@ -171,17 +149,8 @@ class Pipeline:
         """Run the stages that always run, and remove them from the workspace's dvc.yaml.
 
         Their outputs are then plain files to the other stages: they do not change during the run, and restoring from
-        the cache needs no stage to run first.
-
-        Args:
-            log: Receives each line of their output.
-            known: Outputs that this method returned in another workspace of the same run; None: run the stages.
-
-        Returns:
-            Text of each file of the outputs by its path.
-
-        Raises:
-            StageFailed: A command failed; with its exit code and last lines.
+        the cache needs no stage to run first. Returns the text of each file by its path. `known`, returned in another
+        workspace of the same run, is written instead of running the stages.
         """
         definition = load_yaml(str(self.root / "dvc.yaml"))
         always = [name for name, stage in definition["stages"].items() if stage.get("always_changed")]
@@ -204,14 +173,9 @@ class Pipeline:
         return outputs
 
     def freeze_trainings(self, lock: str, log: Log) -> None:
-        """Restore the outputs of all stages with `makes_model` from a dvc.lock, and freeze these stages.
+        """Restore the outputs of all stages with `makes_model` from the text of a dvc.lock, and freeze these stages.
 
-        Args:
-            lock: Text of the dvc.lock.
-            log: Receives DVC's log lines.
-
-        Raises:
-            RemoteError: An output is neither in the cache nor in the remote.
+        RemoteError if one is neither in the cache nor in the remote.
         """
         (self.root / "dvc.lock").write_text(lock, encoding="utf-8")
         names = [stage.name for stage in self.stages() if stage.makes_model]
@@ -234,13 +198,8 @@ class Pipeline:
     def adopt_outputs(self, name: str, outputs: Sequence[Mapping[str, Any]], log: Log) -> None:
         """Fetch the outputs that a stage made in another workspace of the same specification.
 
-        Args:
-            name: Name of the stage; the stages that it needs must be up to date.
-            outputs: Result of `outputs` in the other workspace.
-            log: Receives DVC's log lines.
-
-        Raises:
-            RemoteError: An output is neither in the cache nor in the remote.
+        `outputs` is the result of the method `outputs` there. The stages that it needs must be up to date. RemoteError
+        if one is neither in the cache nor in the remote.
         """
         entry = {**self._task(name), "outs": [dict(out) for out in outputs]}
         self._write_locked({**self._locked(), name: entry})
@@ -343,11 +302,7 @@ def locked_stages(lock: Path) -> dict[str, Any]:
 
 
 def _collect(repo: Repo, target: str | None) -> list[Stage]:
-    """The stages of dvc.yaml that match a target; all if it is None.
-
-    Raises:
-        ConfigError: No stage matches.
-    """
+    """The stages of dvc.yaml that match a target, at least one; all if it is None."""
     pipeline = f"{repo.root_dir}/dvc.yaml"  # DVC resolves targets relative to the current folder
     try:
         return list(repo.stage.collect(pipeline if target is None else f"{pipeline}:{target}"))

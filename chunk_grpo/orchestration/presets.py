@@ -47,19 +47,9 @@ def preset_names(root: Path) -> list[str]:
 
 
 def compose(root: Path, preset: str, output: Path, variants: str | None = None) -> dict[str, Any]:
-    """Write the parameters of a preset.
+    """Write the parameters of a preset, a file in conf/preset/ without suffix, and return them.
 
-    Args:
-        root: Folder of the repository.
-        preset: Name of a file in conf/preset/, without suffix.
-        output: File to write, for example params.yaml.
-        variants: Name of a file in conf/variants/, without suffix, in place of the preset's own; None: its own.
-
-    Returns:
-        The written parameters.
-
-    Raises:
-        ConfigError: The preset or the variants are unknown, or their files cannot be composed.
+    `variants` names a file in conf/variants/ in place of the preset's own; None: its own.
     """
     choices = {"preset": preset} if variants is None else {"preset": preset, "variants": variants}
     for group, name in choices.items():
@@ -73,20 +63,10 @@ def compose(root: Path, preset: str, output: Path, variants: str | None = None) 
 
 
 def composed_text(conf: Path, config: str, choices: Mapping[str, str], source: str) -> str:
-    """Compose a configuration, as DVC does.
+    """Compose a configuration as YAML, as DVC does; `choices` has the file of each group in the defaults.
 
-    Args:
-        conf: Folder of the files.
-        config: File to begin with, without suffix.
-        choices: File of each group in the defaults.
-        source: Name of the result in messages.
-
-    Returns:
-        YAML.
-
-    Raises:
-        ConfigError: The files cannot be composed, or a value calls a resolver, such as ${oc.env:NAME}: the result would
-            hold values of the environment, which may be secret.
+    A resolver, such as ${oc.env:NAME}, is refused: the result would hold values of the environment, which may be
+    secret. `source` names the result in messages.
     """
     try:
         with initialize_config_dir(str(conf.resolve()), version_base=None):
@@ -116,16 +96,9 @@ def composed(root: Path, preset: str) -> dict[str, Any]:
 def overridden(
     params: Mapping[str, Any], overrides: Sequence[str], variants: Sequence[str] | None, source: str
 ) -> dict[str, Any]:
-    """Return parameters with overrides applied, and with some of the variants.
+    """Return parameters with overrides applied, and with the variants named (None: all).
 
-    Args:
-        params: Parameters, parsed from YAML.
-        overrides: Overrides, as `Override`.
-        variants: Names of the variants to keep; None: all.
-        source: Name of the result in messages.
-
-    Raises:
-        ConfigError: An override cannot be applied, or the result breaks rules; the message lists all of them.
+    The error lists all rules that the result breaks; `source` names it in messages.
     """
     changed = dict(params)
     require_allowed(changed, source)  # before OmegaConf replaces anything
@@ -156,15 +129,7 @@ def overridden(
 def combinations(overrides: Sequence[str]) -> list[tuple[str, ...]]:
     """Settings that overrides describe: `train.iterations=10,20` two, several of that kind each combination.
 
-    Args:
-        overrides: Overrides, as `Override`, also with several values in Hydra's grammar, as `dvc exp run --queue -S`
-            takes them.
-
-    Returns:
-        Overrides of each setting, each with one value; the others as they are.
-
-    Raises:
-        ConfigError: An override is malformed.
+    The grammar is Hydra's, as for `dvc exp run --queue -S`. In a setting, each override has one value.
     """
     return list(product(*map(_values, overrides)))
 
@@ -184,16 +149,9 @@ def _values(override: str, source: str = "") -> list[str]:
 
 
 def replace_params(root: Path, preset: str, *, force: bool, variants: str | None = None) -> None:
-    """Compose a preset into params.yaml, unless edits of the existing file would be lost.
+    """Compose a preset into params.yaml, unless edits of the existing file would be lost; `force` overwrites them.
 
-    Args:
-        root: Folder of the repository.
-        preset: Name of a preset in conf/preset/.
-        force: Whether to overwrite edits.
-        variants: Name of a file in conf/variants/ in place of the preset's own; None: its own.
-
-    Raises:
-        ConfigError: The preset or the variants are unknown, the result is invalid, or params.yaml has edits.
+    `variants` as in `compose`.
     """
     params = root / "params.yaml"
     with tempfile.TemporaryDirectory(prefix=".preset-", dir=root) as folder:
@@ -206,11 +164,7 @@ def replace_params(root: Path, preset: str, *, force: bool, variants: str | None
 
 
 def edits(root: Path, params: Mapping[str, Any]) -> list[Problem]:
-    """Differences between parameters and the preset that they were composed from, one per key.
-
-    Raises:
-        ConfigError: `composed_from` is not the name of a preset.
-    """
+    """Differences between parameters and the preset that they were composed from, one per key."""
     preset = params.get("composed_from")
     if not isinstance(preset, str):
         raise ConfigError(f"composed_from: must be the name of a preset, got {show(preset)}")

@@ -32,17 +32,15 @@ class Progress:
     def new_highlights(self) -> Sequence[Highlight]:
         """Highlights that are new since the last call.
 
-        Raises:
-            ChunkGrpoError: The clone's results were written by another version of the code.
+        ChunkGrpoError if another version of the code wrote the results.
         """
         return self._highlights.new()
 
     def markdown(self, missed: Sequence[str], *, is_of_edits: bool = False) -> str:
         """Status page of all stages.
 
-        Args:
-            missed: Uncommitted changes of the checkout, which the run does not include.
-            is_of_edits: Whether the run's commit holds such changes.
+        `missed` are uncommitted changes of the checkout, which the run does not include; `is_of_edits`: its commit
+        holds such changes.
         """
         spec = self.workspace.spec
         lines = [

@@ -32,12 +32,9 @@ def entries(cache: Path) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
 
 
 def forget_unusable(cache: Path) -> None:
-    """Remove the entries with an output that the cache lacks.
+    """Remove the entries with an output that the cache lacks; no other process may write to the cache.
 
     DVC takes the newest entry of a computation alone: one without outputs hides an older one that has them.
-
-    Args:
-        cache: Folder of a DVC cache. No other process may write to it.
     """
     for file, outputs in entries(cache):
         if not all(object_file(cache, output["md5"]).exists() for output in outputs):
@@ -46,13 +43,10 @@ def forget_unusable(cache: Path) -> None:
 
 
 def forget_unfinished(runs: Path) -> None:
-    """Remove unfinished entries, and folders without an entry.
+    """Remove unfinished entries of the folder `runs`, and folders without an entry.
 
-    DVC writes the entry RUNS/XX/KEY/VALUE under a temporary name first. If a folder KEY has no entry, DVC fails
-    instead of running the stage.
-
-    Args:
-        runs: Folder `runs` of a DVC cache; need not exist. Other runs may clean it at the same time.
+    DVC writes the entry RUNS/XX/KEY/VALUE under a temporary name first. If a folder KEY has no entry, DVC fails instead
+    of running the stage. RUNS need not exist; other runs may clean it at the same time.
     """
     for folder in runs.glob("??/*"):
         with suppress(FileNotFoundError):  # removed by another run

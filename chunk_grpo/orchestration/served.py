@@ -56,13 +56,9 @@ def new_string() -> str:
 
 
 def kept_string(home: Path) -> tuple[str, bool]:
-    """The string of a server, and whether it was made now.
+    """The string of a server in its PREFECT_HOME, which exists, and whether it was made now.
 
-    Args:
-        home: PREFECT_HOME, which exists.
-
-    Raises:
-        ConfigError: Others may know the string, or it is not one.
+    One that others may know, or that is malformed, is refused.
     """
     file = home / AUTH
     try:

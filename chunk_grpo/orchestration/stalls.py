@@ -28,11 +28,7 @@ _WARN_AFTER = 10.0  # times the longest time between two lines
 
 
 def end_after() -> float | None:
-    """Silence after which a training is ended, in units of its longest time between two lines; None: never.
-
-    Raises:
-        ConfigError: The environment variable is not a number of at least 1.
-    """
+    """Silence that ends a training, at least 1, in units of its longest time between two lines; None: never."""
     text = os.environ.get(END_STALLED)
     if not text:
         return None
@@ -85,15 +81,8 @@ class Silence:
 def watched(stage: str, root: Path, commands: Commands, warn: Log) -> Iterator[None]:
     """Warn of a stall of the training that this thread runs, and end it if the environment says so.
 
-    Args:
-        stage: Name of the stage. Only trainings, `train@VARIANT-SEED`, are watched.
-        root: Root of its workspace.
-        commands: Commands of the run; the training's is run by this thread.
-        warn: Receives the warnings.
-
-    Raises:
-        StageFailed: The stage was ended; with the exit code `TRY_AGAIN`, since its checkpoint makes a restart cheap.
-        ConfigError: As `end_after`.
+    Only trainings, `train@VARIANT-SEED`, are watched. StageFailed of an ended one has the exit code `TRY_AGAIN`, since
+    its checkpoint makes a restart cheap.
     """
     kind, _, item = stage.partition("@")
     variant, _, seed = item.rpartition("-")

@@ -35,9 +35,8 @@ class Unfinished:
 def unfinished(states: Iterable[Path], workspaces: Iterable[Path]) -> list[Unfinished]:
     """The states of stages that have not ended well, or are running, oldest first.
 
-    Args:
-        states: Folders of states, one folder per computation.
-        workspaces: Folders of runs. Their journals, logs/VARIANT/seed-N/progress.jsonl, name the computations.
+    `states` has one folder per computation; journals in `workspaces`, logs/VARIANT/seed-N/progress.jsonl, name the
+    computations.
     """
     names = {identity: name for workspace in workspaces for identity, name in _trainings(workspace)}
     found = []

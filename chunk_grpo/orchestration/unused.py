@@ -48,14 +48,8 @@ class Keepers:
     def of(cls, checkout: Path, home: Path, published: str | None, others: Sequence[Path]) -> Keepers:
         """The places that are given, and those that runs have remembered in the checkout's cache.
 
-        Args:
-            checkout: Repository whose cache it is.
-            home: Folder of workspaces.
-            published: Folder or URL of published runs; None: below `home` alone.
-            others: Other repositories that use the cache.
-
-        Raises:
-            ConfigError: A folder where runs were published is missing: it may be a disk that is not mounted.
+        `published` is a folder or URL; None: below `home`, the folder of workspaces, alone. `others` use the same
+        cache. A missing folder where runs were published is an error: it may be a disk that is not mounted.
         """
         cache = cache_of(checkout)
         homes = dict.fromkeys([home, *map(Path, places(cache, "home"))])
@@ -80,12 +74,7 @@ class Keepers:
         return [*self.checkouts, *self.clones]
 
     def named(self) -> set[str]:
-        """MD5s of the outputs that the places name.
-
-        Raises:
-            DataError: A dvc.lock or *.dvc file cannot be read.
-            TransientError: The object store does not answer.
-        """
+        """MD5s of the outputs that the places name; an unreadable dvc.lock or *.dvc file is an error."""
         found = {md5 for checkout in self.checkouts for md5 in _of_commits(checkout)}
         published = [*self.published, *(str(home / "published") for home in self.homes)]
         locations = {path for folder in self.workspaces for path in _lock_files(folder)}
@@ -105,12 +94,8 @@ class Keepers:
 def cache_for_removal(keepers: Keepers, *, delete: bool) -> Iterator[bool]:
     """Keep runs from starting, and clones from being made or removed, inside the context.
 
-    Yields:
-        Whether no flow run uses the cache.
-
-    Raises:
-        TransientError: With `delete`: a flow run uses the cache, or DVC runs a stage in a clone. In both cases: DVC
-            runs a stage in a checkout, whose lock `dvc gc` needs.
+    Yields whether no flow run uses the cache. TransientError if DVC runs a stage in a checkout, whose lock `dvc gc`
+    needs; with `delete`, also if a flow run uses the cache, or DVC runs a stage in a clone.
     """
     with ExitStack() as held:
         file = cache_of(keepers.checkouts[0]) / IN_USE
@@ -129,25 +114,16 @@ def cache_for_removal(keepers: Keepers, *, delete: bool) -> Iterator[bool]:
 
 
 def unused_files(keepers: Keepers, kept: Collection[str]) -> list[Path]:
-    """Files of the cache that `dvc gc` would remove.
+    """Files of the cache that `dvc gc`, in the first checkout, would remove.
 
-    Args:
-        keepers: The first checkout is where DVC runs.
-        kept: MD5s of outputs that stay, with the content of their folders.
-
-    Raises:
-        ConfigError: DVC failed.
+    Outputs whose MD5s are in `kept` stay, with the content of their folders.
     """
     said = _gc(keepers, kept, "--dry")
     return [Path(line.removeprefix(_REMOVING)) for line in said.splitlines() if line.startswith(_REMOVING)]
 
 
 def remove_unused(keepers: Keepers, kept: Collection[str]) -> None:
-    """Remove these files, and the entries of the run cache whose outputs are gone.
-
-    Raises:
-        ConfigError: DVC failed.
-    """
+    """Remove these files, and the entries of the run cache whose outputs are gone."""
     _gc(keepers, kept)
     forget_unusable(cache_of(keepers.checkouts[0]))
 

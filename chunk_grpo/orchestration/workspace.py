@@ -53,9 +53,7 @@ class TrainedModels(BaseModel):
     def of_published_run(cls, folder: str) -> TrainedModels | None:
         """The models of the newest run published in a folder or at a URL; None if there is none.
 
-        Raises:
-            DataError: The publication is unfinished.
-            TransientError: The object store does not answer.
+        An unfinished publication is an error.
         """
         if RECORD not in sizes_below(folder):
             return None
@@ -161,11 +159,7 @@ class Workspace:
         return self.root.parents[1] / "state" / "locks" / f"{name}.lock"
 
     def push(self, log: Log) -> None:
-        """Push outputs and run cache if dvc.lock has changed.
-
-        Raises:
-            RemoteError: As `Pipeline.push`.
-        """
+        """Push outputs and run cache if dvc.lock has changed; RemoteError as `Pipeline.push`."""
         lock = self.root / "dvc.lock"
         state = lock.read_bytes() if lock.exists() else b""
         if state != self.pushed:
@@ -185,20 +179,9 @@ def make_workspace(
 ) -> Iterator[Workspace]:
     """Make a workspace for a run, and lock it inside the context so that other runs do not remove it.
 
-    Args:
-        checkout: Repository whose commits, DVC cache and DVC settings the workspace uses.
-        home: Folder of all workspaces of this machine.
-        name: Name of the new clone.
-        spec: Specification of the workspace.
-        commands: Commands of the run.
-        log: Receives progress messages.
-        label: Name among the workspaces of the run. Default: that of its parameters.
-
-    Raises:
-        RuntimeError: The commit is unknown; with git's message.
-        ConfigError: The preset is unknown, or preset and overrides break a rule.
-        StageFailed: The user's files cannot be read.
-        RemoteError: The models are neither in the cache nor in the remote.
+    Its commits, DVC cache and DVC settings are the checkout's. `home` is the folder of all workspaces of this machine.
+    `label` is its name among those of the run (None: that of its parameters). RuntimeError, with git's message, if the
+    commit is unknown; RemoteError if the models are neither in the cache nor in the remote.
     """
     root = home / "runs" / name.replace("@", "-")  # DVC parses text after an @ in a path as a stage name
     with clone_in_use(checkout, spec.commit, root, KEPT_CLONES), cache_in_use(cache_of(checkout), home):
@@ -242,15 +225,9 @@ def share_cache(source: Path, clone: Path) -> None:
 
 
 def parameters(root: Path, preset: str | None, log: Log) -> dict[str, Any]:
-    """The parameters of a preset, or the committed params.yaml.
+    """The parameters of a preset; None: the committed params.yaml.
 
-    Args:
-        root: Root of the clone.
-        preset: Name of the preset; None: params.yaml.
-        log: Receives the edits of the committed params.yaml that the preset does not include.
-
-    Raises:
-        ConfigError: The preset is unknown, or params.yaml breaks a rule.
+    `log` receives the edits of the committed params.yaml that the preset does not include.
     """
     committed = dict(read_raw_params(root / "params.yaml"))
     if preset is None:

@@ -40,16 +40,7 @@ def findings_of(
     prompts: Prompts,
     stop: float,
 ) -> list[Finding]:
-    """All findings, the worst first.
-
-    Args:
-        settings: Sizes.
-        machine: Assumptions.
-        phases: Memory of a GPU by phase.
-        costs: Cost of an iteration of each variant.
-        prompts: Prompts of the run.
-        stop: Seconds in which a training stops.
-    """
+    """All findings, the worst first; `stop` is the seconds in which a training stops."""
     found = [
         *_memory(settings, machine, phases),
         *_stop(machine, stop),

@@ -24,17 +24,12 @@ class ScoredImages:
 
 
 def scored_images(params: Params, name: str, prompts: Mapping[str, int]) -> ScoredImages:
-    """Images that a scorer judges.
+    """Images that a scorer judges; `prompts` is the number of evaluation prompts of each split.
 
     training     V R (I P G + E H) for a part of the reward, V R E H for a held-out scorer: V variants, R seeds, I
                  iterations, P prompts, G images a prompt (with branches: at each branch point), E held-out measurements
                  of H images
     evaluation   prompts * images per prompt * sets of evaluation images
-
-    Args:
-        params: The parameters.
-        name: Name of the scorer in params.yaml.
-        prompts: Number of evaluation prompts of each split.
     """
     train, held = params.train, params.train.heldout
     seeds, is_reward = len(train.seeds), name in params.rewards

@@ -100,22 +100,11 @@ def machine(
     disk_gbs: float = 1.0,
     price: float | None = None,
 ) -> Machine:
-    """A machine with the GPU's own numbers where none is given.
+    """A machine with the GPU's own numbers where None is given; the number of GPUs is that of all its `machines`.
 
-    Args:
-        gpu: Name in `GPUS`.
-        gpus: Number of GPUs.
-        stop_seconds: Seconds from a stop request to SIGKILL.
-        machines: Number of machines.
-        memory_gb: Memory of a GPU; None: the data sheet's.
-        tflops: TFLOP/s; None: REACHED_TFLOPS of the peak.
-        gbs: GB/s of collectives; None: REACHED_LINK of the link.
-        network_gbs: GB/s of them between machines; None: REACHED_LINK of NETWORK_GBS.
-        disk_gbs: GB/s of the disk.
-        price: Price of a GPU for an hour.
-
-    Raises:
-        ConfigError: The GPUs cannot be divided among the machines.
+    `stop_seconds` is from a stop request to SIGKILL. Defaults: memory of a GPU of the data sheet; `tflops`
+    REACHED_TFLOPS of the peak; `gbs` (GB/s of collectives) REACHED_LINK of the link; `network_gbs` (between machines)
+    REACHED_LINK of NETWORK_GBS. `price` is that of a GPU for an hour.
     """
     if gpus % machines:
         raise ConfigError(f"--gpus: must be a multiple of --machines, {machines}, got {gpus}")

@@ -120,13 +120,9 @@ def update_bytes(settings: Settings) -> tuple[float, float]:
 def _largest(
     settings: Settings, one: PassSizes, each: int, other: tuple[float, float]
 ) -> tuple[float, float]:
-    """Activations and gathered bytes of the place with the largest sum: a kind of block, outside, or the other one.
+    """Activations and gathered bytes of the place with the largest sum: a kind of block, outside, or the `other` one.
 
-    Args:
-        settings: Sizes.
-        one: Pass.
-        each: Gathered bytes for each weight of the block at work.
-        other: Another place.
+    `each` is the gathered bytes for each weight of the block at work.
     """
     units = settings.network.units
     places = [(float(size), float(each * units[kind].weights)) for kind, size in one.units.items()]

@@ -15,16 +15,7 @@ content of config.json by component, as far as sizes depend on it, and `source`,
 
 
 def read_checkpoint(family: str, checkpoint: str) -> Checkpoint:
-    """Read the configurations of `model.checkpoint`.
-
-    Args:
-        family: `model.family`.
-        checkpoint: Local folder, or a hub id with a file in `KNOWN`.
-
-    Raises:
-        ConfigError: There is no such family, or the hub id has no file.
-        DataError: A config.json is missing, not JSON, or of another family.
-    """
+    """Read the configurations of `model.checkpoint`: a local folder, or a hub id with a file in `KNOWN`."""
     names, folder, file = component_names(family), Path(checkpoint), known_file(checkpoint)
     if folder.is_dir():
         path = folder / "transformer" / "config.json"

@@ -103,17 +103,7 @@ class Plan:
 
 
 def make_plan(params: Params, machine: Machine) -> Plan:
-    """Plan a run.
-
-    Args:
-        params: Content of params.yaml.
-        machine: Assumptions on GPUs, links, disk and stop time.
-
-    Raises:
-        ConfigError: The checkpoint is a hub id without a known configuration, the machines cannot share an update, or
-            the image size or an adapter's targets are wrong.
-        DataError: A config.json of the checkpoint cannot be read, is of another family, or does not make a network.
-    """
+    """Plan a run with assumptions on GPUs, links, disk and stop time."""
     model = read_checkpoint(params.model.family, params.model.checkpoint)
     settings = settings_of(params, model, machine.gpus, machine.machines)
     costs = [iteration_cost(settings, variant, machine) for variant in params.variants]

@@ -181,10 +181,8 @@ class Settings:
 def settings_of(params: Params, model: Checkpoint, gpus: int, machines: int = 1) -> Settings:
     """Resolve params.yaml for a number of GPUs in a number of machines.
 
-    Raises:
-        ConfigError: The machines cannot share the images of an update, the image size does not fit the checkpoint, or
-            `train.lora.targets` names no layer.
-        DataError: A network cannot be built from its configuration.
+    What would fail in the run is refused: machines that cannot share the images of an update, an image size that does
+    not fit the checkpoint, `train.lora.targets` that name no layer, a configuration that makes no network.
     """
     train = params.train
     processes = processes_of(params, gpus, machines)
@@ -252,10 +250,7 @@ def processes_of(params: Params, gpus: int, machines: int = 1) -> int:
     """GPUs that training uses: the largest number, equal in all machines, that divides the starts of an update.
 
     Variants with branches have fewer starts; the number here divides those of all variants. The launcher applies the
-    same rule to each variant (stages/_launch/processes.py).
-
-    Raises:
-        ConfigError: The machines cannot share the starts.
+    same rule to each variant (stages/_launch/processes.py). Machines that cannot share the starts are refused.
     """
     share = shared_starts(params)
     if share % machines:

@@ -41,17 +41,12 @@ def sweep_bytes(settings: Settings) -> float:
 
 
 def traffic_of(settings: Settings, iteration: Iteration, heldout: float) -> Traffic:
-    """Traffic of an iteration.
+    """Traffic of an iteration, with `heldout` held-out evaluations on average.
 
     Sharded over s GPUs: a pass without gradients gathers all weights once, a forward and backward pass twice, and
     reduces the trained weights' gradients once; a GPU receives (s - 1) / s of each. n replicas: each update's gradients
     are averaged once, 2 (n - 1) / n of them by a ring. With hybrid sharding m machines average their shards so, 1 / s
     of the gradients a GPU. Of what is shared by all GPUs, (m - 1) / m come from other machines.
-
-    Args:
-        settings: Sizes.
-        iteration: Passes of the iteration.
-        heldout: Held-out evaluations an iteration, on average.
     """
     n, m, s = settings.processes, settings.machines, settings.spread
     gradients = float(FLOAT32 * settings.network.trained_weights)

@@ -69,13 +69,7 @@ class PairComparison:
 
 
 class Comparisons:
-    """Comparisons on one set of prompts; all with the same intervals.
-
-    Args:
-        book: The scores.
-        prompts: Prompts to compare on.
-        settings: Variants.
-    """
+    """Comparisons on one set of prompts; all with the same intervals."""
 
     def __init__(self, book: ScoreBook, prompts: ScoredPrompts, settings: ReportSettings) -> None:
         self._book = book
@@ -126,10 +120,7 @@ class Comparisons:
         """Compare every pair of compared policies on one measure, tuned.
 
         A policy that was not trained here is compared with every training seed of a variant. Two such policies have no
-        training seeds, and are tested.
-
-        Raises:
-            DataError: two variants have different training seeds, so they cannot be paired.
+        training seeds, and are tested. Variants with different training seeds cannot be paired, and are a DataError.
         """
         names = self._settings.compared
         seeds = {v: self._book.train_seeds(v, "tuned", measure) for v in names}
@@ -250,12 +241,8 @@ def headline(
 ) -> tuple[str, str]:
     """Answer "Does it help?" from the intervals on the training reward: a short answer, and one sentence.
 
-    One training of a variant cannot tell its method from its luck, so that "Yes" and "No" need two.
-
-    Args:
-        tuned: Comparisons of all tuned variants on the training reward.
-        reward: Name of the training reward.
-        is_visible: Whether any of the shown images differs visibly from the base's.
+    One training of a variant cannot tell its method from its luck, so that "Yes" and "No" need two. `is_visible` is
+    whether any of the shown images differs visibly from the base's.
     """
     reach = tuned[0].difference
     seeds = f"{reach.num_seeds} training seed{'s' if reach.num_seeds > 1 else ''} per variant"
@@ -294,9 +281,6 @@ def order_sentences(pairs: Mapping[str, Sequence[PairComparison]]) -> list[str]:
 
     With many policies, only the first is compared with the others. Its place does not depend on the scores; comparing
     with the best variant would be biased, since it is selected by its scores.
-
-    Args:
-        pairs: Measure to its pairs.
     """
     short = [p for found in pairs.values() for p in found if p.lacks_seeds]
     sentences = [_too_few_seeds(short[0].difference.num_seeds)] if short else []

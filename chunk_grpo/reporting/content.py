@@ -59,13 +59,7 @@ Curves = dict[str, dict[str, Curve]]
 class Content:
     """Input of the templates, plots and files; a table is None if this run has no data for it.
 
-    Args:
-        evidence: The tables behind the report.
-        settings: Settings of the report.
-
-    Raises:
-        DataError: a table, a policy, a prompt, a seed, a metric or an image is missing; the message names
-            file and key.
+    What is missing, a table, policy, prompt, seed, metric or image, is a DataError that names file and key.
     """
 
     def __init__(self, evidence: Evidence, settings: ReportSettings) -> None:

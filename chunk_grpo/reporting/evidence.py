@@ -226,10 +226,7 @@ class ScoreBook:
 
     If a scorer refused an image, the images with the same prompt and sample are left out for all policies, modes and
     training seeds. All means of a measure are then over the same (prompt, sample) pairs, and differences are paired.
-
-    Args:
-        scores: (policy, scorer) to a table of schema scores.
-        rewards: Weight of each scorer in the training reward.
+    `scores` has a table of schema scores by (policy, scorer), `rewards` each scorer's weight in the training reward.
     """
 
     def __init__(self, scores: Mapping[tuple[str, str], Source], rewards: Mapping[str, float]) -> None:
@@ -256,16 +253,9 @@ class ScoreBook:
         return tuple(sorted(self._by_seed(policy, mode, next(iter(self._weights(measure))))))
 
     def values(self, policy: str, mode: str, measure: str, prompt_ids: Sequence[str]) -> NDArray[np.float64]:
-        """Means over the samples of each prompt, [R, P].
+        """Means over the samples of each prompt, [R, P]; each prompt has at least one image that was not left out.
 
-        Args:
-            policy: "base" or a compared policy.
-            mode: base, tuned or hybrid.
-            measure: A scorer, or `REWARD`.
-            prompt_ids: P prompts, each with at least one image that was not left out.
-
-        Raises:
-            DataError: A scorer, a mode, a training seed, or a prompt or sample of the base is missing.
+        `policy` is "base" or a compared one, `mode` base, tuned or hybrid, `measure` a scorer or `REWARD`.
         """
         seeds, samples = self.train_seeds(policy, mode, measure), self.samples(measure, prompt_ids)
         total = np.zeros((len(seeds), len(prompt_ids)))
@@ -290,11 +280,7 @@ class ScoreBook:
         return {name: [s for s in found[name] if (name, s) not in refused] for name in prompt_ids}
 
     def answered(self, measure: str, prompts: ScoredPrompts) -> ScoredPrompts:
-        """The prompts with at least one image that was not left out.
-
-        Raises:
-            DataError: There are no such prompts.
-        """
+        """The prompts, at least one, with an image that was not left out."""
         left = self.samples(measure, prompts.ids)
         rows = [
             row for row in zip(prompts.ids, prompts.categories, prompts.captions, strict=True) if left[row[0]]
@@ -325,8 +311,7 @@ class ScoreBook:
     def prompt_set(self, prompts: Source, split: str, scorer: str) -> ScoredPrompts | None:
         """The prompts of a split, or None if the scorer judged none of the base's images for them.
 
-        Raises:
-            DataError: Only some prompts of the split were scored for the base; the message names a missing one.
+        If it judged only some, DataError names a missing prompt.
         """
         columns = (prompts.table.column(n).to_pylist() for n in ("prompt_id", "category", "prompt", "split"))
         chosen = [row for *row, row_split in zip(*columns, strict=True) if row_split == split]

@@ -62,11 +62,8 @@ PAGE_FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 def svg(draw: Draw, name: str, label: str, size: tuple[float, float]) -> str:
     """An inline SVG of one panel for the page.
 
-    Args:
-        draw: Draws the panel.
-        name: Name, unique in the page; prefixes all ids.
-        label: Alternative text.
-        size: Width and height in inches, 72 CSS pixels each.
+    The name is unique in the page and prefixes all ids, `label` is the alternative text, and `size` width and height in
+    inches, 72 CSS pixels each.
     """
     out = io.StringIO()
     with mpl.rc_context(STYLE):
@@ -83,14 +80,9 @@ def png(
     strip: float = 0.35,
     columns: int | None = None,
 ) -> bytes:
-    """A PNG of panels side by side, at twice the display size.
+    """A PNG of panels side by side, at twice the display size; sizes are in inches.
 
-    Args:
-        draws: Draws each panel.
-        panel_size: Width and height of a panel in inches.
-        legend: Draws the legend into a strip above the panels.
-        strip: Height of that strip in inches.
-        columns: Panels per row; None puts all panels into one row.
+    `legend` is drawn into a strip of height `strip` above the panels. `columns` is panels per row; None: all in one.
     """
     out = io.BytesIO()
     width, height = panel_size

@@ -46,15 +46,7 @@ def flips_of(
     book: ScoreBook,
     texts: Mapping[str, str],
 ) -> Flips | None:
-    """Flips of the last variant, or None if no scorer of the eval split has scores of 0 and 1 alone.
-
-    Args:
-        evidence: The tables behind the report.
-        settings: Settings of the report.
-        prompts: Prompts of the eval split.
-        book: The scores.
-        texts: Prompt id to prompt.
-    """
+    """Flips of the last variant, or None if no scorer of the eval split, `prompts`, has scores of 0 and 1 alone."""
     variant = settings.variants[-1]
     columns = (Column(BASE, BASE), Column(variant, "tuned"))
     for scorer in settings.scorers:

@@ -136,13 +136,7 @@ def grid_columns(drawn: Sequence[Drawn]) -> tuple[Column, ...]:
 
 
 def choose_prompts(prompts: ScoredPrompts, count: int, seed: int) -> tuple[str, ...]:
-    """Choose prompts with distinct captions; categories alternate, and the order within each is random.
-
-    Args:
-        prompts: Prompts to choose from.
-        count: Largest number of prompts.
-        seed: Seed of the random order.
-    """
+    """Choose at most `count` prompts with distinct captions; categories alternate, in each the order is random."""
     generator = np.random.default_rng(seed)
     of_caption = {prompts.captions[i]: i for i in generator.permutation(len(prompts.ids))}
     order = list(of_caption.values())
@@ -173,8 +167,7 @@ def grid_rows(
 ) -> list[GridRow]:
     """The grid's images with their scores: lowest training seed of each policy, lowest sample of each prompt.
 
-    Raises:
-        DataError: an image is missing, cannot be decoded, or was made from another seed than the base's.
+    An image from another seed than the base's is a DataError, as is one that is missing or cannot be decoded.
     """
     labels = short_labels(scorers)
     rows = []

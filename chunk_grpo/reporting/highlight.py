@@ -33,11 +33,9 @@ def data_uri(picture: bytes) -> str:
 
 
 def report(folder: Path, page: str | None) -> list[Highlight]:
-    """The report with its pictures; empty if it does not exist.
+    """The report with its pictures, from the folder of report.md; empty if it does not exist.
 
-    Args:
-        folder: Folder of report.md.
-        page: URL of the report's HTML page, if any.
+    `page` is the URL of its HTML page, if any.
     """
     file = folder / "report.md"
     if not file.is_file():

@@ -127,9 +127,7 @@ def rewards_highlight(settings: ReportSettings, metrics: Mapping[str, Mapping[in
 def reward_curves(metrics: Mapping[str, Source], names: Sequence[str]) -> str:
     """Plot of the reward by iteration as a data: URI; empty before the first value.
 
-    Args:
-        metrics: Name of a line to schema train_metrics.
-        names: Names of all lines in order, for the colours.
+    `metrics` has schema train_metrics for each line, `names` all lines in order, for the colours.
     """
     curves = {metric: series.optional_curves(metrics, metric) for metric in REWARD_METRICS}
     draws = [

@@ -18,11 +18,7 @@ _Part = tuple[str, Callable[[], Highlight], Collection[Path]]
 
 
 class Highlights:
-    """Highlights of a workspace in which any number of stages has run.
-
-    Args:
-        workspace: Folder with params.yaml and artifacts/.
-    """
+    """Highlights of a workspace, the folder of params.yaml and artifacts/, in which any number of stages has run."""
 
     def __init__(self, workspace: Path) -> None:
         self._root = workspace
@@ -32,10 +28,6 @@ class Highlights:
         """Highlights whose inputs are new or changed since the last call; all available ones at the first call.
 
         Stages may run meanwhile: they write each table in one step.
-
-        Raises:
-            ConfigError: There are artifacts, but params.yaml is missing or invalid.
-            DataError: A file is damaged or inconsistent with the others.
         """
         made = []
         for key, make, inputs in self._parts():

@@ -103,11 +103,8 @@ class Measured(NamedTuple):
 def known(history: Sequence[HistoryRow], rows: Sequence[HistoryRow]) -> str:
     """Name of the last earlier evaluation with exactly the same results, or the empty string.
 
-    Results are the same if model commit, image seed and, for every score, scorer and numbers are equal.
-
-    Args:
-        history: Rows in order of time. Rows from this evaluation on are ignored.
-        rows: The rows of one evaluation.
+    Results are the same if model commit, image seed and, for every score, scorer and numbers are equal. `history` is in
+    order of time; its rows from this evaluation on are ignored.
     """
     found: defaultdict[str, set[str]] = defaultdict(set)
     for row in takewhile(lambda row: row.evaluation != rows[0].evaluation, history):
@@ -123,16 +120,7 @@ def _result(row: HistoryRow) -> str:
 
 
 def measure(workspace: Path, evaluation: Evaluation) -> Measured:
-    """Measure the scores of a workspace in which the score stages have run, without comparing them.
-
-    Args:
-        workspace: The folder of params.yaml.
-        evaluation: Identification of the evaluation.
-
-    Raises:
-        ConfigError: params.yaml is invalid.
-        DataError: A table is missing, corrupt, has another schema, or lacks scores; the message names it.
-    """
+    """Measure the scores of a workspace in which the score stages have run, without comparing them."""
     settings = settings_from(load_params(workspace / "params.yaml"))
     artifacts = workspace / "artifacts"
     sources = {

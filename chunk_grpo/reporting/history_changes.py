@@ -50,13 +50,9 @@ def compare(
 ) -> tuple[HistoryRow, ...]:
     """Compare each score with its reference.
 
-    Args:
-        measured: The newest evaluation.
-        earlier: Earlier rows of the history, in order of time; no row of the same evaluation.
-        read_means: Evaluation name to its table evaluation_prompts; called once for each reference.
-
-    Returns:
-        The rows of `measured` with change, reference, difference, band and p_value.
+    Returns the rows of `measured` with change, reference, difference, band and p_value. `earlier` is in order of time,
+    with no row of the same evaluation. `read_means` gives an evaluation's table evaluation_prompts, and is called once
+    for each reference.
     """
     last = {row.score: row for row in earlier}
     rows = [_with_reference(row, last.get(row.score)) for row in measured.rows]

@@ -33,9 +33,7 @@ LEGEND = (
 def summary(newest: Sequence[HistoryRow], repeats: str = "") -> str:
     """One sentence on an evaluation: how many scores are new, moved, or could not be compared.
 
-    Args:
-        newest: Rows of the evaluation.
-        repeats: Earlier evaluation with exactly the same results; empty if there is none.
+    `repeats` is the earlier evaluation with exactly the same results; empty if there is none.
     """
     if repeats:
         return f"No change: all {len(newest)} scores equal those of {repeats}."
@@ -49,9 +47,7 @@ def summary(newest: Sequence[HistoryRow], repeats: str = "") -> str:
 def alert(history: Sequence[HistoryRow], newest: Sequence[HistoryRow]) -> str | None:
     """Notification in Markdown that lists the scores that moved; None if none did.
 
-    Args:
-        history: All rows, including those of the references.
-        newest: Rows of the evaluation.
+    `history` includes the rows of the references; `newest` are those of the evaluation.
     """
     moved = [row for row in newest if row.change == "moved"]
     if not moved:
@@ -73,10 +69,7 @@ def alert(history: Sequence[HistoryRow], newest: Sequence[HistoryRow]) -> str | 
 def history_markdown(history: Sequence[HistoryRow], evaluation: str, plot: str) -> str:
     """Markdown page with the trend, the scores of an evaluation with their references, and the evaluations.
 
-    Args:
-        history: Rows in order of time.
-        evaluation: Name of the evaluation whose scores are shown.
-        plot: Address of the trend plot.
+    `history` is in order of time, `plot` the address of the trend plot.
     """
     newest = [row for row in history if row.evaluation == evaluation]
     when = newest[0].evaluated_at.strftime("%Y-%m-%d %H:%M UTC")

@@ -28,13 +28,10 @@ WIDTH = 0.27
 
 
 def trend_png(history: Sequence[HistoryRow]) -> bytes:
-    """Means with their intervals over the evaluations, as a PNG.
+    """Means with their intervals over the evaluations, one row at least, in order of time, as a PNG.
 
     A score that moved is marked by a triangle in the direction of the change. A dashed line marks a changed scorer; the
     curve is cut there; a dotted line marks policies trained at another commit.
-
-    Args:
-        history: Rows in order of time, at least one.
     """
     # The newest evaluation sets the order of panels and colours; what only earlier ones have comes last.
     rows = [row for row in history if row.evaluation == history[-1].evaluation] + list(history)

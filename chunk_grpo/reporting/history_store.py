@@ -53,16 +53,8 @@ def record(destination: Location, measured: Measured) -> Recorded:
 
     An existing evaluation with the same name is replaced. An evaluation with exactly the results of an existing one is
     not added. Each file is replaced in one step. In a local folder, processes wait for each other; in an object store,
-    one of two simultaneous evaluations of a preset is lost from history.parquet and must be recorded again.
-
-    Args:
-        destination: Folder or URL.
-        measured: The evaluation.
-
-    Raises:
-        DataError: The history is unreadable or has another schema (it is not changed), prompt means of a reference are
-            missing, or a file cannot be written.
-        TransientError: The object store does not answer.
+    one of two simultaneous evaluations of a preset is lost from history.parquet and must be recorded again. A history
+    that is unreadable or has another schema is not changed, and is a DataError.
     """
     name, preset = measured.rows[0].evaluation, measured.rows[0].preset
     folder = join(destination, preset)
@@ -103,12 +95,7 @@ def _reference(folder: str, name: str, there: Collection[str]) -> pa.Table:
 
 
 def read_history(location: Location) -> tuple[HistoryRow, ...]:
-    """Read the rows of a history.parquet, in order of time.
-
-    Raises:
-        DataError: The file is missing, unreadable, or has another schema.
-        TransientError: The object store does not answer.
-    """
+    """Read the rows of a history.parquet, in order of time."""
     return tuple(HistoryRow(**row) for row in _read(location, "evaluation_history").to_pylist())
 
 

@@ -134,12 +134,7 @@ def _training_settings(params: Params) -> TrainingSettings:
 
 
 def read_evidence(folders: Folders, settings: ReportSettings) -> Evidence:
-    """Read all input of the report but the images, of which `Evidence` has the paths.
-
-    Raises:
-        DataError: A file is missing, corrupt or has another schema; the message names it.
-        TransientError: The object store does not answer.
-    """
+    """Read all input of the report but the images, of which `Evidence` has the paths."""
     policies, shown_seed = (BASE, *settings.compared), min(settings.train_seeds)
     plans = [settings.shown_plan, *([settings.guided_plan] if settings.guided_plan else [])]
     return Evidence(
@@ -180,22 +175,14 @@ def read_plan(name: str, path: Location) -> Source:
 
 
 def read_scores(policy: str, use: ScorerUse, path: Location) -> Source:
-    """The scores of a policy by a scorer.
-
-    Raises:
-        DataError: As `read_evidence`; the table is another policy's or scorer's, or a score is not on the scale.
-    """
+    """The scores of a policy by a scorer; those of others, or one that is not on the scale, are a DataError."""
     found = read_source(path, "scores", {"policy": policy, "scorer": use.name})
     check_scale(found.table, path, use.scale.low, use.scale.high)
     return found
 
 
 def read_metrics(variant: str, paths: Mapping[int, Location]) -> Source:
-    """The metrics of a variant, from a table of each training seed.
-
-    Raises:
-        DataError: As `read_evidence`; a table is another variant's or seed's.
-    """
+    """The metrics of a variant, from a table of each training seed; those of others are a DataError."""
     found = [
         read_table(path, "train_metrics", {"variant": variant, "train_seed": seed})
         for seed, path in paths.items()

@@ -27,13 +27,7 @@ RECENT = 20
 def live_curves(logs: Path, variant: str, seed: str) -> Highlight | None:
     """Progress and reward curve of a training; None if it has not started.
 
-    Args:
-        logs: Folder of the journals, VARIANT/seed-N/progress.jsonl.
-        variant: Name of the variant.
-        seed: Training seed, as in the name of the folder.
-
-    Raises:
-        DataError: The journal has another version or cannot be read.
+    `logs` has the journals, VARIANT/seed-N/progress.jsonl; `seed` is as in that name.
     """
     record = read_journal(logs / variant / f"seed-{seed}" / FILE)
     if record is None:

@@ -42,13 +42,9 @@ class Benchmark:
 
 
 def benchmark_of(use: ScorerUse, split: str, prompts: Source, settings: ReportSettings) -> Benchmark | None:
-    """Describe a scorer's scores of a split; None if its rules are not those of a published benchmark.
+    """Describe a scorer's scores of one of its splits; None if its rules are not those of a published benchmark.
 
-    Args:
-        use: The scorer.
-        split: One of its splits.
-        prompts: Schema prompts.
-        settings: Settings of the report, with the sources of the prompts.
+    `prompts` has schema prompts; their sources are in the settings.
     """
     columns = (prompts.table.column(name).to_pylist() for name in ("split", "category", "metadata"))
     rows = [row for row_split, *row in zip(*columns, strict=True) if row_split == split]

@@ -57,8 +57,7 @@ class Figure:
 def build_report(evidence: Evidence, settings: ReportSettings) -> dict[str, bytes]:
     """All files of the report by path below its folder; equal inputs give equal bytes.
 
-    Raises:
-        DataError: required input is missing; the message names file and key.
+    Missing input is a DataError that names file and key.
     """
     content = Content(evidence, settings)
     profile = partial(

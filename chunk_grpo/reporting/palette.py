@@ -72,9 +72,7 @@ def line_style(variants: Sequence[str], variant: str) -> Literal["-"] | tuple[fl
 def dash_gradient(dash: Sequence[float], unit: float) -> str:
     """Colour stops of a repeating CSS gradient that looks like the dashed line, in the colour --c.
 
-    Args:
-        dash: One of `DASHES` other than the solid one.
-        unit: Width of the line in ems.
+    `dash` is one of `DASHES` other than the solid one, `unit` the width of the line in ems.
     """
     stops, at = [], 0.0
     for index, length in enumerate(dash):

@@ -39,12 +39,8 @@ def draw_profile(
 ) -> None:
     """Draw the relative L1 distance per step (the paper's Fig. 3) over the shaded chunks of the plan in use.
 
-    Args:
-        axes: Axes to draw into.
-        sde: Curve of the sampler used in training.
-        ode: Curve of the deterministic sampler.
-        shown: Chunks of the plan in use.
-        guided: Chunks of the guided plan, drawn as ticks under the curves.
+    `sde` is the curve of the sampler used in training, `ode` of the deterministic one. The chunks of the guided plan
+    are ticks under the curves.
     """
     top = 1.16 * max(sde.high.max(), ode.high.max())
     bottom = -0.09 * top if guided else 0.0
@@ -91,12 +87,7 @@ def draw_curves(
 ) -> None:
     """Draw a metric by iteration: one line per variant, with a band over the training seeds unless there are many.
 
-    Args:
-        axes: Axes to draw into.
-        curves: Variant to curve.
-        variants: All variants in order, for the colours.
-        title: Title of the panel.
-        limit: Value of a horizontal reference line.
+    `variants` are all in order, for the colours; `limit` is the value of a horizontal reference line.
     """
     for variant, curve in curves.items():
         colour, style = variant_colour(variants, variant), line_style(variants, variant)

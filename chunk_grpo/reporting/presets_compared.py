@@ -15,8 +15,7 @@ _MODES = ("tuned", "hybrid")
 def presets_compared(summaries: Mapping[str, Mapping[str, Any]]) -> Highlight:
     """Differences from the base model, a row for each preset, policy and way of inference.
 
-    Args:
-        summaries: Name of each preset, with its changes, to its report/summary.json.
+    `summaries` has the report/summary.json of each preset, by its name with its changes.
     """
     rows = [row for preset, summary in summaries.items() for row in _rows(preset, summary)]
     metrics = list(dict.fromkeys(metric for *_, found in rows for metric in found))

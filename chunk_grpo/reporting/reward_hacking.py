@@ -50,11 +50,7 @@ def conclusion(
     """Answer whether the reward is being hacked, from the first and the last held-out evaluation.
 
     A metric has risen or fallen if the band over the training seeds at the end lies above or below that at the start.
-
-    Args:
-        rewards: Variant to curve of the training reward on held-out prompts.
-        curves: Result of `watched_curves`.
-        training: Settings of the training.
+    `rewards` are the variants' curves of the training reward on held-out prompts, `curves` is of `watched_curves`.
     """
     if not curves:
         return ""

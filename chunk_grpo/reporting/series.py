@@ -44,12 +44,7 @@ class Chunk:
 def profile_curve(source: Source, sampler: str) -> Curve:
     """Relative L1 distance per step, Eq. (15): mean over prompts, band of the prompts' `SPREAD` percentiles.
 
-    Args:
-        source: Schema l1_profile.
-        sampler: sde or ode.
-
-    Raises:
-        DataError: The sampler is missing.
+    From schema l1_profile, of the sampler sde or ode; if it is missing, DataError.
     """
     columns = (source.table.column(name).to_pylist() for name in ("sampler", "prompt_id", "step", "l1_rel"))
     by_step: dict[int, dict[str, list[float]]] = {}
@@ -80,12 +75,7 @@ def chunks_of(source: Source) -> tuple[Chunk, ...]:
 def metric_curve(source: Source, metric: str) -> Curve:
     """A training metric by iteration: mean over the training seeds, band from the lowest to the highest seed.
 
-    Args:
-        source: Schema train_metrics of one variant.
-        metric: Name of the metric.
-
-    Raises:
-        DataError: The metric is missing.
+    From schema train_metrics of one variant; a missing metric is a DataError.
     """
     by_iteration: dict[int, list[float]] = {}
     for (_, iteration), value in metric_values(source).get(metric, {}).items():

@@ -38,15 +38,7 @@ class Setting:
 
 
 def setting_of(name: str, root: Path) -> Setting | None:
-    """Read the scores of a finished workspace; None if some are missing.
-
-    Args:
-        name: Name of the setting.
-        root: Folder with params.yaml and artifacts/.
-
-    Raises:
-        DataError: A file is damaged or inconsistent with the others.
-    """
+    """Read the scores of a finished workspace, the folder of params.yaml and artifacts/; None if some are missing."""
     at = root / "artifacts"
     prompts = at / "prompts" / "evaluation.parquet"
     if not prompts.is_file():

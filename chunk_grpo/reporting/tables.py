@@ -152,13 +152,8 @@ def category_table(
 ) -> Table:
     """Table in GenEval's layout: one column per category, and an overall with its difference from the base.
 
-    Args:
-        comparisons: Comparisons on the prompts of one split.
-        drawn: Images of the compared policies, a row each.
-        scorer: Scorer whose values are shown.
-        overall: Images to the difference of the overall from the base.
-        by_prompts: Whether the overall is the mean over prompts instead of categories.
-        overall_head: Head of the column of the overall.
+    `comparisons` are on the prompts of one split; `overall` has the difference by images. `by_prompts` if the overall
+    is the mean over prompts instead of categories; `overall_head` heads its column.
     """
     prompts = comparisons.prompts_of(scorer)
     present = dict.fromkeys(prompts.categories)

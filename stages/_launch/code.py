@@ -7,12 +7,9 @@ from stages._code import PACKAGES, ROOT
 
 
 def add_code(digest: "hashlib._Hash", *parts: str, checkout: Path | None = None) -> None:
-    """Add code of the pipeline to a digest.
+    """Add code of the pipeline to a digest: packages and modules, such as `stages/train.py`; without `parts`, all.
 
-    Args:
-        digest: Digest to update.
-        parts: Packages and modules, such as `chunk_grpo/core` and `stages/train.py`; none: all.
-        checkout: Folder with the code; by default the code that runs.
+    `checkout` is the folder with the code; None: the code that runs.
     """
     checkout = checkout or ROOT
     for package in PACKAGES:

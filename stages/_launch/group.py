@@ -36,12 +36,9 @@ class Group:
     def __init__(self, saving: Path, seconds: float, total: int, first: int, link: Link | None) -> None:
         """Start no process yet.
 
-        Args:
-            saving: File that exists while process 0 saves a checkpoint.
-            seconds: Seconds from a stop request to SIGKILL.
-            total: Number of processes on all machines.
-            first: Rank of this machine's first process.
-            link: Exchange with other machines; None: there are none.
+        The file `saving` exists while process 0 saves a checkpoint; `seconds` is from a stop request to SIGKILL. Of
+        `total` processes on all machines, this machine's begin at rank `first`. `link` is the exchange with the others;
+        None: none.
         """
         self.is_interrupted = False
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -56,10 +53,7 @@ class Group:
     def add(self, command: Sequence[str], variables: dict[str, str], messages: Path | None) -> None:
         """Start a process; terminate it at once if a stop was requested.
 
-        Args:
-            command: Program and arguments.
-            variables: Its environment.
-            messages: File for its stderr; None: this process's stderr.
+        `messages` is the file for its stderr; None: this process's stderr.
         """
         if messages is None:
             self._processes.append(subprocess.Popen(command, env=variables))

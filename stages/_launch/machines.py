@@ -101,11 +101,7 @@ class Outcome:
 
 
 def machines_of_environment() -> Machines:
-    """This machine's place, from the variables of torchrun; one machine if they are not set.
-
-    Raises:
-        ConfigError: A variable is missing or has a bad value.
-    """
+    """This machine's place, from the variables of torchrun; one machine if they are not set."""
     count = _number(environment.MACHINES, "1", 1)
     if count == 1:
         return Machines()
@@ -275,9 +271,7 @@ class Link:
 def call(machines: Machines, ticket: Ticket) -> Link:
     """Offer a ticket to the other machines; return the exchange with them when all have accepted it.
 
-    Raises:
-        ConfigError: A machine refuses the ticket or has another key, or the port is in use.
-        TransientError: A machine does not answer.
+    ConfigError if one refuses it or has another key, or the port is in use; TransientError if one does not answer.
     """
     ticket = replace(ticket, name=uuid.uuid4().hex)
     store = SignedStore(_store_here(machines), machines.key)
@@ -321,9 +315,6 @@ def _store_here(machines: Machines) -> TCPStore:
     """The store on machine 0, on the address by which the others reach it.
 
     It is on all addresses if that is no IPv4 address of this machine, or loopback under another name, as on Debian.
-
-    Raises:
-        ConfigError: The port is in use.
     """
     # Here: slow to import. TCPStore is documented, but not in __all__.
     from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]

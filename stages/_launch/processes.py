@@ -42,16 +42,10 @@ def run_processes(
     divisible: Callable[[Params, Arguments], int | None] = lambda params, arguments: None,
     on_cpus: Callable[[Params], int] | None = None,
 ) -> int:
-    """Run a stage in this process, or in several processes: one per GPU, or without GPUs `on_cpus`.
+    """Run a stage in this process, or in several processes: one per GPU, or without GPUs `on_cpus` (None: one).
 
-    Args:
-        main: As in `run_stage`; must support several processes.
-        arguments: As in `run_stage`.
-        divisible: Number that the process count must divide, unless the environment sets the count; None: any count.
-        on_cpus: Number of processes on a machine without GPUs; None: one.
-
-    Returns:
-        Exit code; with several processes, the exit code of the first one that failed.
+    `main`, as in `run_stage`, must support that. The process count divides `divisible` (None: any), unless the
+    environment sets it. Returns the exit code; with several processes, that of the first one that failed.
     """
     if (
         "RANK" in os.environ
@@ -109,15 +103,9 @@ def launch(arguments: Sequence[str], share: Share, seconds: float, *, on_cpu: bo
     """Run Python in several processes with the environment variables of torchrun.
 
     The stderr of process 0 is shown live. The stderr of another process is in the outcome if it was the first to fail.
-
-    Args:
-        arguments: Arguments of Python.
-        share: Number and place of the processes.
-        seconds: Seconds from a stop request to SIGKILL.
-        on_cpu: Whether the processes use no GPU. Each then has one thread, so that they do not compete for the cores.
-
-    Returns:
-        How the processes ended, here or on another machine, and whether a stop signal arrived here.
+    `seconds` is from a stop request to SIGKILL. Processes that use no GPU (`on_cpu`) have one thread each, so that they
+    do not compete for the cores. Returns how they ended, here or on another machine, and whether a stop signal arrived
+    here.
     """
     count, machines = share.count, share.machines
     total, first = count * machines.count, count * machines.index
@@ -149,11 +137,7 @@ def launch(arguments: Sequence[str], share: Share, seconds: float, *, on_cpu: bo
 
 
 def _asked(gpus: int) -> int | None:
-    """The number of processes set in the environment, or None.
-
-    Raises:
-        ConfigError: The value is not a positive integer, or exceeds the number of GPUs.
-    """
+    """The number of processes set in the environment, at least 1 and with GPUs at most `gpus`, or None."""
     value = os.environ.get(environment.PROCESSES)
     if value is None:
         return None
@@ -167,16 +151,8 @@ def _asked(gpus: int) -> int | None:
 def _fitting(most: int, machines: int, total: Callable[[], int | None], unit: str = "GPUs") -> int:
     """The largest number of processes a machine, at most `most`, that divides `total`; 0: one process in all.
 
-    A message names the unused ones.
-
-    Args:
-        most: Number of GPUs of this machine, and of each other one; without GPUs, number of processes.
-        machines: Number of machines.
-        total: Number that the processes of all machines must divide; 1: one process; None: any.
-        unit: What `most` counts.
-
-    Raises:
-        ConfigError: The number of machines does not divide `total`.
+    A message names the unused ones; `unit` is what `most` counts on each machine. All machines' processes together must
+    divide `total`; 1: one process; None: any. A number of machines that does not divide it is a ConfigError.
     """
     if most * machines == 1 or (share := total()) is None:
         return most

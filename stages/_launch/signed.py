@@ -33,11 +33,7 @@ class SignedStore:
         self.store.set(name, self._mac(name, text.encode()).decode() + text)
 
     def get(self, name: str) -> str:
-        """The text of this name, when it is there.
-
-        Raises:
-            UnsignedError: It was written without the key, or under another name.
-        """
+        """The text of this name, when it is there; UnsignedError if written without the key, or under another name."""
         value: bytes = self.store.get(name)
         mac, text = value[:_MAC_DIGITS], value[_MAC_DIGITS:]
         if not hmac.compare_digest(mac, self._mac(name, text)):
@@ -53,11 +49,7 @@ class SignedStore:
 
 
 def machines_key() -> bytes:
-    """The key of the file that the environment names.
-
-    Raises:
-        ConfigError: There is none, others may read it, or it is too short.
-    """
+    """The key of the file that the environment names; one that others may read, or that is too short, is refused."""
     path, name = os.environ.get(environment.MACHINES_KEY), environment.MACHINES_KEY
     make = "make one with `(umask 077; head -c 32 /dev/urandom | base64 > FILE)` and give it to all machines"
     if not path:

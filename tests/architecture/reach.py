@@ -29,11 +29,7 @@ class Reach:
     """Definitions that the modules of a text reach."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
-        """Parse.
-
-        Args:
-            texts: Source text by dotted module name.
-        """
+        """Parse the source text of each dotted module name."""
         self._modules = {name: _Module(name, text, texts) for name, text in texts.items()}
         self._followed: dict[Definition, list[Definition]] = {}
 

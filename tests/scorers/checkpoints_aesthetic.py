@@ -11,13 +11,7 @@ LAYERS = {0: 1024, 2: 128, 4: 64, 6: 16, 7: 1}
 
 
 def make_aesthetic(folder: Path, seed: int = 0, width: int = 24) -> Path:
-    """Write the file.
-
-    Args:
-        folder: Where; made if it is not there.
-        seed: Of the weights.
-        width: Of the image embeddings; 24 is `checkpoints_clip.make_clip`'s, 768 CLIP ViT-L/14's.
-    """
+    """Write the file; `width` is of the image embeddings: 24 is `checkpoints_clip.make_clip`'s, 768 CLIP ViT-L/14's."""
     folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(seed)
     weights = {}

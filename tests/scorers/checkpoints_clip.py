@@ -47,13 +47,8 @@ def make_clip(
 ) -> Path:
     """Write a CLIPModel with its processor, as in yuvalkirstain/PickScore_v1 and laion/CLIP-ViT-H-14-laion2B-s32B-b79K.
 
-    Args:
-        folder: Where; made if it is not there.
-        seed: Of the weights.
-        sizes: Small by default.
-        vocabulary: Of the tokenizer, with its merges; None: `small_vocabulary`.
-        eos_token_id: In config.json: 2 in those of before transformers 4.31, whatever the tokenizer's; None: the
-            tokenizer's.
+    `vocabulary` is the tokenizer's, with its merges; None: `small_vocabulary`. `eos_token_id` is config.json's: 2 in
+    those of before transformers 4.31, whatever the tokenizer's; None: the tokenizer's.
     """
     folder.mkdir(parents=True, exist_ok=True)
     vocab, merges = vocabulary or small_vocabulary()

@@ -42,10 +42,7 @@ def shapes(vocabulary: int) -> dict[str, tuple[int, ...]]:
 def make_hpsv2(folder: Path, seed: int = 0, vocabulary: int = 520) -> Path:
     """Write the file; its weights are large enough that each moves the score.
 
-    Args:
-        folder: Where; made if it is not there.
-        seed: Of the weights.
-        vocabulary: Number of tokens; 520 has `checkpoints_clip.small_vocabulary`.
+    The default number of tokens is `checkpoints_clip.small_vocabulary`'s.
     """
     folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(seed)

@@ -72,16 +72,7 @@ class Sizes:
 
 
 def make_hpsv3(folder: Path, seed: int = 0, sizes: Sizes = Sizes()) -> Path:
-    """Write model/HPSv3.safetensors and backbone/ into a folder.
-
-    Args:
-        folder: To write to.
-        seed: Of the weights.
-        sizes: Small by default.
-
-    Returns:
-        The folder.
-    """
+    """Write model/HPSv3.safetensors and backbone/ into a folder; returns the folder."""
     tokens = make_backbone(folder / "backbone", sizes)
     (folder / "model").mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
@@ -92,11 +83,7 @@ def make_hpsv3(folder: Path, seed: int = 0, sizes: Sizes = Sizes()) -> Path:
 
 
 def make_backbone(folder: Path, sizes: Sizes = Sizes()) -> int:
-    """Write Qwen2-VL's configuration, tokenizer and image processor; no weights.
-
-    Returns:
-        The number of tokens.
-    """
+    """Write Qwen2-VL's configuration, tokenizer and image processor; no weights. Returns the number of tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))

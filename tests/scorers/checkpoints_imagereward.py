@@ -33,13 +33,7 @@ FULL = Sizes(width=1024, depth=24, patch=16, image=224, hidden=768, layers=12, h
 
 
 def make_imagereward(folder: Path, seed: int = 0, sizes: Sizes = Sizes()) -> Path:
-    """Write ImageReward.pt and med_config.json, and the tokenizer's files into the folder bert-base-uncased beside.
-
-    Args:
-        folder: Where; made if it is not there.
-        seed: Of the weights.
-        sizes: Small by default.
-    """
+    """Write ImageReward.pt and med_config.json, and the tokenizer's files into the folder bert-base-uncased beside."""
     folder.mkdir(parents=True, exist_ok=True)
     make_bert_tokenizer(folder / "bert-base-uncased")
     med = {

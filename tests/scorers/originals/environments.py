@@ -17,13 +17,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chun
 def python_with(name: str, requirements: Sequence[str], alone: Sequence[str] = ()) -> Path:
     """The interpreter of an environment with these packages, made once and kept in the user's cache folder.
 
-    Args:
-        name: Of the environment, for its folder.
-        requirements: For pip, with what they need.
-        alone: For pip, without what they need.
-
-    Returns:
-        The interpreter.
+    The name is its folder's. pip installs `requirements` with what they need, `alone` without.
     """
     what = "\n".join([sys.version, *requirements, "", *alone])
     folder = CACHE / f"{name}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
