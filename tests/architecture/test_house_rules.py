@@ -89,3 +89,45 @@ def test_finds_a_field_described_elsewhere() -> None:
     assert described_elsewhere(
         'class A:\n    """B.\n\n    Attributes:\n        c: D.\n    """\n\n    c: int\n'
     ) == ["A.c"]
+
+
+def with_sections(source: str) -> list[str]:
+    """Names of what has a section of arguments, results or errors; Prefect shows those of a flow in its form."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            is_flow = any(re.match(r"flow\b", ast.unparse(decorator)) for decorator in node.decorator_list)
+            if not is_flow and re.search(
+                r"^(Args|Returns|Raises|Yields):$", ast.get_docstring(node) or "", re.M
+            ):
+                found.append(node.name)
+    return found
+
+
+def libraries() -> list[Path]:
+    """Packages that others import: those in the reference of the Makefile, and what these are made of."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    published = makefile.partition("DOCUMENTED := $(addprefix chunk_grpo.,")[2].partition(")")[0].split()
+    assert "reporting.statistics" in published
+    names = [*published, "artifacts", "prompts", "shapes"]
+    return [ROOT / "chunk_grpo" / name.replace(".", "/") for name in names]
+
+
+def test_sections_are_in_libraries_and_flows() -> None:
+    imported = libraries()
+    programs = [
+        path
+        for path in files(".py")
+        if path.parent != ROOT / "chunk_grpo"
+        and not any(path.with_suffix("").is_relative_to(library) for library in imported)
+    ]
+    assert len(programs) > 100
+    found = {path: with_sections(path.read_text(encoding="utf-8")) for path in programs}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    ("decorator", "found"), [("", ["a"]), ('@flow(name="b")\n', []), ("@flown\n", ["a"])]
+)
+def test_finds_a_section(decorator: str, found: list[str]) -> None:
+    assert with_sections(f'{decorator}def a():\n    """B.\n\n    Raises:\n        C: D.\n    """\n') == found
