@@ -58,22 +58,23 @@ class JudgeSettings(RefusingScorer):
     }
 
     judge: Text
-    """Id of the model at the endpoint; part of the metric's name."""
+    """Id of the model at the endpoint; part of the metric's name. Source: WISE: gpt-4o-2024-05-13."""
     request: JsonMapping
     """Fields that each request adds to this package's fields or replaces them with; null removes a field. Qwen3.5
-    behind vLLM: {chat_template_kwargs: {enable_thinking: false}}."""
+    behind vLLM: `{chat_template_kwargs: {enable_thinking: false}}`."""
     base_url: Url
-    """URL of the endpoint, including /v1; no user, password or query."""
+    """URL of the endpoint, up to and including /v1; no user, password or query. Part of the identity: at another
+    address all requests are repeated."""
     api_key_variable: Variable | None
-    """Environment variable with the API key; null: the endpoint needs none."""
+    """Environment variable with the API key; null: no key is sent. Does not affect results."""
     concurrency: PositiveInt
-    """Number of concurrent requests; independent of `batch_size`."""
+    """Number of concurrent requests; independent of `batch_size`. Does not affect results."""
     attempts: PositiveInt
-    """Attempts at a failed request, and at a question whose answer cannot be parsed."""
+    """Attempts at a failed request, and at a question whose answer cannot be parsed. Does not affect results."""
     timeout_seconds: PositiveFloat
-    """Time limit of one request."""
+    """Time limit of one request, in seconds. Does not affect results."""
     answers: Text
-    """Folder of the stored answers, from which an interrupted run resumes."""
+    """Folder of the stored answers, from which an interrupted run resumes. Does not affect results."""
 
     @property
     def images_at_once(self) -> int:
@@ -103,11 +104,11 @@ class WiseScorer(JudgeSettings):
 
     kind: Literal["wise"]
     protocol: Literal["legacy", "verified"]
-    """Version of the protocol. `legacy`: consistency, realism and aesthetic quality, 0 to 2 each; `verified`: right
-    or wrong."""
+    """Version of the protocol. `legacy`: consistency, realism and aesthetic quality, 0 to 2 each; `verified`: right or
+    wrong. Source: WISE."""
     instructions: Text | None
-    """Local copy of WISE's evaluator, gpt_eval.py (legacy) or vllm_eval.py (verified), from which the question is
-    read. Only scores with it compare with published ones. Null: this package's wording."""
+    """Local copy of WISE's evaluator, gpt_eval.py (legacy) or vllm_eval.py (verified), from which the question is read.
+    Only scores with it compare with published ones. Null: this package's wording. Source: docs/scorers.md."""
 
     @property
     def wording_files(self) -> dict[str, str]:
@@ -120,11 +121,11 @@ class NumberReading(Section):
 
     kind: Literal["number"]
     pattern: Annotated[Text, AfterValidator(_checked_pattern)]
-    """Regular expression (Python's) with one group, the number."""
+    """Regular expression (Python's) with one group, the number. Source: yours."""
     lowest: float
-    """Smallest number of the judge's scale; a smaller one is asked again."""
+    """Smallest number of the judge's scale; for a smaller one the judge is asked again. Source: yours."""
     highest: float
-    """Largest number of the judge's scale; a larger one is asked again."""
+    """Largest number of the judge's scale, above `lowest`; for a larger one the judge is asked again. Source: yours."""
     scale: Literal["judge", "unit"]
     """Scale of the scores. `judge`: the number; `unit`: its position between lowest (0) and highest (1)."""
 
@@ -147,15 +148,15 @@ class VlmJudgeScorer(JudgeSettings):
     system: Text | None
     """System message; null: none."""
     template: Annotated[Text, AfterValidator(_checked_template)] | None
-    """Question with the fields {prompt} and {metadata.KEY}, a value of the prompt's metadata; {{ and }} are braces.
-    Null: it is in `template_file`."""
+    """Question with the fields `{prompt}` and `{metadata.KEY}`, a value of the prompt's metadata; `{{` and `}}` are
+    braces. Null: it is in `template_file`. Source: yours."""
     template_file: Text | None
-    """Local file with the template, or the Python source of an evaluator that assigns an f-string with {prompt} to
-    `question`. Null: `template`."""
+    """Local file with the template, or the Python source (.py) of an evaluator that assigns an f-string with `{prompt}`
+    to `question`. Null: `template`. Source: yours."""
     image: Literal["before", "after"]
-    """Position of the image in the message, before or after the text."""
+    """Position of the image in the message, before or after the text. Source: yours."""
     reading: Annotated[NumberReading | YesReading, Field(discriminator="kind")]
-    """How the number is read from the answer."""
+    """How the number is read from the answer. Source: yours."""
 
     @property
     def wording_files(self) -> dict[str, str]:
@@ -181,9 +182,10 @@ class QuestionsScorer(JudgeSettings):
     system: Text | None
     """System message; null: none."""
     template: Annotated[Text, AfterValidator(_checked_question_template)]
-    """Message with the fields {question}, {prompt} and {metadata.KEY}; {{ and }} are braces."""
+    """Message with the fields `{question}`, `{prompt}` and `{metadata.KEY}`; `{{` and `}}` are braces. Source:
+    yours."""
     image: Literal["before", "after"]
-    """Position of the image in the message, before or after the text."""
+    """Position of the image in the message, before or after the text. Source: yours."""
 
     @property
     def metadata_keys(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """The sections of params.yaml: names, types and ranges.
 
 A key that may be left out has a default here. The presets list every key. Keys that dvc.yaml names have none, because
-DVC needs them. Units and sources are in the comments of conf/preset/.
+DVC needs them. docs/parameters.md is made of these models and their docstrings (reference.py).
 """
 
 from typing import Annotated, Literal
@@ -49,25 +49,28 @@ class ModelParams(Section):
     """The base policy."""
 
     family: Annotated[str, AfterValidator(known_family)]
-    """Model family in chunk_grpo.families."""
+    """Model family (docs/families.md): a module of `chunk_grpo/families/models/`, or a module of yours, such as
+    `package.module`."""
     checkpoint: Annotated[str, Field(min_length=1)]
-    """Local folder or hub id."""
+    """Local folder of the family's pipeline, or hub id. Source: toy; Sec. 5.1: FLUX.1-dev."""
     revision: str | None = None
-    """Hub commit; null for a local folder."""
+    """Hub commit, 40 hexadecimal digits; null for a local folder."""
     dtype: Literal["float32", "bfloat16"]
     """Precision of the weights."""
     guidance_scale: Annotated[float, Field(ge=0, le=1000)] = 3.5
-    """Guidance strength that is an input of the network (FLUX.1-dev); unused by other networks."""
+    """Guidance strength that is an input of guidance-distilled networks (FLUX.1-dev); others do not use it. Source:
+    FLUX.1-dev's default, DanceGRPO's code."""
     negative_prompt: str = ""
-    """Prompt that classifier-free guidance moves away from."""
+    """Prompt that classifier-free guidance moves away from. Source: the pipelines' default."""
     cfg_passes: Literal[1, 2] = 1
-    """Passes of the network for a guided velocity: 1, of twice as many images, or 2."""
+    """Passes of the network for a guided velocity. 1: one pass for twice as many images; 2: two passes, whose
+    activations without gradients take half of the memory."""
     max_sequence_length: Annotated[int, Field(ge=1, le=4096)]
-    """Token limit of the long text encoder (T5)."""
+    """Token limit of the long text encoder (T5). Source: toy; FLUX.1-dev takes up to 512."""
     height: Side
-    """Height of training images, in pixels."""
+    """Height of training images, in pixels. Source: toy; Table 6: 720."""
     width: Side
-    """Width of training images, in pixels."""
+    """Width of training images, in pixels. Source: toy; Table 6: 720."""
     attention_backend: AttentionBackend | None = None
     """The transformer's attention kernel, by diffusers' name; null: torch's choice without cuDNN's."""
 
@@ -83,36 +86,39 @@ class TrialParams(Section):
     """Trial of every scorer before prompts are encoded. Does not affect results."""
 
     images: Annotated[int, Field(ge=0, le=1000)]
-    """Made-up images that a scorer judges in each of its splits; 0: no trial."""
+    """Made-up images that a scorer judges in each of its splits; 0: no trial. Does not affect results."""
 
 
 class ProfileParams(Section):
     """Measurement of the relative L1 profile, Eq. (15), with the time grid and noise of `sampling`."""
 
     num_prompts: PositiveInt
-    """Number of train prompts."""
+    """Number of train prompts that are measured, at most `prompts.train_count`. Source: toy."""
     num_seeds: ImageCount = 2
-    """Number of noise seeds per prompt."""
+    """Number of noise seeds per prompt. Source: toy."""
     batch_size: BatchSize = 4
     """Trajectories per forward pass."""
     seed: Seed = 0
-    """First noise seed."""
+    """First noise seed, at most 2^63 - `num_seeds`."""
 
 
 class SamplingParams(Section):
     """The sampler of the training rollouts and of the profile."""
 
     num_steps: NumSteps
-    """Number of sampling steps, T. The last step is deterministic and untrained, so T - 1 steps are noisy."""
+    """Number of sampling steps, T. The last step is deterministic and untrained, so T - 1 steps are noisy. Source:
+    Table 6."""
     shift: Shift | None
-    """Shift of the time grid, shift * t / (1 + (shift - 1) * t); 1: no shift; null: the grid of diffusers' pipeline,
-    by the checkpoint's scheduler."""
+    """Shift of the time grid, shift * t / (1 + (shift - 1) * t); 1: no shift; null: the grid of diffusers' pipeline for
+    images of this size, by the checkpoint's scheduler. Source: Table 6."""
     cfg_scale: CfgScale = 1.0
-    """Scale of classifier-free guidance; 1: none. The trained policy is the guided one."""
+    """Scale of classifier-free guidance; 1: none. Above 1 the trained policy is the guided one. Source: ours;
+    FLUX.1-dev has an embedded scale."""
     sde: Sde = "flow"
-    """Kind of noise of a step."""
+    """Kind of noise of a step. `flow`: eta * sqrt(t / (1 - t)); `dance`: eta; `cps`: coefficients-preserving sampling.
+    Source: Eq. (7), which leaves the form open."""
     eta: Eta = 0.7
-    """Scale of the noise."""
+    """Scale of the noise; at most 1 with `sde: cps`. Source: Table 6."""
 
     @property
     def num_sde_steps(self) -> int:
@@ -146,6 +152,7 @@ class ListedPlan(Section):
 
     kind: Literal["listed"]
     sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    """Steps of each chunk, from noise to image; their sum is `sampling.num_steps` - 1. Source: App. B.1."""
 
     def chunk_count(self, num_sde_steps: int) -> int:
         """K; the rule plans_fit_steps checks the sizes against `num_sde_steps`."""
@@ -158,6 +165,7 @@ class EqualPlan(Section):
 
     kind: Literal["equal"]
     chunk_size: PositiveInt
+    """Steps of a chunk, at most `sampling.num_steps` - 1. Source: Table 3."""
 
     def chunk_count(self, num_sde_steps: int) -> int:
         """K for a trajectory with `num_sde_steps` noisy steps."""
@@ -169,6 +177,7 @@ class GuidedPlan(Section):
 
     kind: Literal["guided"]
     num_chunks: PositiveInt
+    """Number of chunks; each has at least two steps. Source: App. B.1."""
 
     def chunk_count(self, num_sde_steps: int) -> int:
         """K, `num_chunks`."""
@@ -181,6 +190,7 @@ class AdaptivePlan(Section):
 
     kind: Literal["adaptive"]
     max_size: PositiveInt
+    """Steps of the largest chunk, at most `sampling.num_steps` - 1."""
 
     def chunk_count(self, num_sde_steps: int) -> int:
         """The smallest K that a trajectory with `num_sde_steps` noisy steps can get."""
@@ -197,45 +207,45 @@ class ChunksParams(Section):
     """The chunk plans that variants choose from."""
 
     plans: Annotated[dict[Name, PlanParams], Field(min_length=1)]
-    """Plan name to plan."""
+    """A chunk plan, by its name. Source: Eq. (12), Table 3, App. B.1; adaptive: v3 of the paper."""
 
 
 class GenerateParams(Section):
     """Evaluation images."""
 
     num_steps: NumSteps
-    """Number of ODE steps."""
+    """Number of ODE steps. Source: App. B.3."""
     shift: Shift | None
-    """Shift of the time grid, as in `sampling`."""
+    """Shift of the time grid, as `sampling.shift`. Source: toy; FLUX.1-dev at 1024x1024: 3.158."""
     cfg_scale: CfgScale = 1.0
-    """Scale of classifier-free guidance; 1: none."""
+    """Scale of classifier-free guidance, as `sampling.cfg_scale`; 1: none. Source: as `sampling.cfg_scale`."""
     base_steps: NonNegativeInt
-    """Number of last steps that the base policy takes in the mode `hybrid` (App. B.3)."""
+    """Number of last steps that the base policy takes in the mode `hybrid`, at most `num_steps`. Source: App. B.3."""
     images_per_prompt: ImageCount = 1
-    """Images per eval prompt; every policy uses the same noise."""
+    """Images per eval prompt; every policy uses the same noise. Source: toy."""
     batch_size: BatchSize = 4
     """Images per forward pass."""
     seed: Seed = 2000
     """Seed of the image noise."""
     height: Side
-    """Image height in pixels."""
+    """Image height, in pixels. Source: toy."""
     width: Side
-    """Image width in pixels."""
+    """Image width, in pixels. Source: toy."""
 
 
 class PoolsParams(Section):
     """Prefect work pool of each stage; null: the stage runs in the flow's process. `dvc repro` ignores this section."""
 
     encode: Name | None
-    """Pool of the stage that encodes prompts."""
+    """Work pool on which a Prefect flow encodes the prompts; null: where the flow runs."""
     profile: Name | None
-    """Pool of the stage that measures the relative L1 profile."""
+    """Work pool on which a Prefect flow measures the profile; null: where the flow runs."""
     train: Name | None
-    """Pool of the stage that trains a variant."""
+    """Work pool on which a Prefect flow trains each variant; null: where the flow runs."""
     generate: Name | None
-    """Pool of the stage that generates evaluation images."""
+    """Work pool on which a Prefect flow generates the evaluation images; null: where the flow runs."""
     score: Name | None
-    """Pool of the stage that scores evaluation images."""
+    """Work pool on which a Prefect flow scores the evaluation images; null: where the flow runs."""
 
 
 class ReportParams(Section):
@@ -244,7 +254,7 @@ class ReportParams(Section):
     title: str | None = None
     """Heading of the report; null: made of the checkpoint and the reward."""
     grid_prompts: PositiveInt = 8
-    """Number of prompts in the image grid."""
+    """Number of prompts in the image grid, at most `prompts.eval_count`."""
     seed: Seed = 0
     """Seed of the choice of grid prompts."""
 
@@ -253,7 +263,7 @@ class Params(Section):
     """All of params.yaml."""
 
     composed_from: str
-    """Preset of conf/ from which params.yaml was composed; informative only."""
+    """Preset of `conf/` from which params.yaml was composed; for the reader and the report only."""
     model: ModelParams
     prompts: PromptsParams
     encode: EncodeParams
@@ -261,21 +271,24 @@ class Params(Section):
     sampling: SamplingParams
     chunks: ChunksParams
     rewards: Annotated[Mix, Field(min_length=1)]
-    """Name in `scorers` to its weight in the training reward."""
+    """Weight of a scorer in the training reward; SCORER is a name in `scorers`. Source: toy; Sec. 5.1: HPSv3."""
     train: TrainParams
     variants: Annotated[dict[Name, VariantParams], Field(min_length=1)]
-    """Variant name to variant."""
+    """Settings of a variant, by its name, which must not be `base`."""
     generate: GenerateParams
     policies: dict[Name, AnyPolicy]
-    """Policy name to a saved policy, or to images, that the report compares beside the variants."""
+    """A saved policy, or images, that the report compares beside the variants, by its name, which is neither `base` nor
+    a variant's."""
     scorers: Annotated[dict[Name, AnyScorer], Field(min_length=1)]
-    """Scorer name to settings; all scorers score evaluation images."""
+    """Settings of a scorer, by its name; all scorers score evaluation images. Source: toy; Sec. 5.1: HPSv3,
+    ImageReward."""
     executors: dict[Name, AnyExecutor]
-    """Scorer name to executor; default: in the stage's process. Does not affect results."""
+    """Where a scorer runs; NAME is its name in `scorers`. Without an entry it runs in the stage's process and has 3600
+    s for a batch. Does not affect results."""
     trial: TrialParams
-    """Trial of every scorer before long work. Does not affect results."""
+    """Trial of every scorer before prompts are encoded. Does not affect results."""
     report: ReportParams
     trackers: tuple[Literal["tensorboard", "wandb"], ...]
-    """Metric trackers during training. Does not affect results."""
+    """Metric trackers during training, each once. Does not affect results."""
     pools: PoolsParams
-    """Prefect work pools of the stages. Does not affect results."""
+    """Prefect work pools of the stages; `dvc repro` ignores this section. Does not affect results."""

@@ -74,7 +74,7 @@ class Weights(Section):
     """Location of a model's files."""
 
     checkpoint: Text
-    """Local folder or hub id."""
+    """Local folder or hub id. Source: as the section."""
     revision: Text | None
     """Hub commit; null for a local folder."""
 
@@ -89,9 +89,11 @@ class ScorerSettings(Section):
     """Settings on which `check_data` depends; none: it accepts every prompt."""
 
     splits: Annotated[tuple[Name, ...], Field(min_length=1)]
-    """Splits of the prompts whose images are scored."""
+    """Splits whose images are scored, each once: `eval`, `wise` (toy world), names of `prompts.benchmarks`; a scorer in
+    `rewards` has `eval`."""
     batch_size: BatchSize
-    """Images scored at a time; reduced when the device runs out of memory."""
+    """Images scored at a time; reduced when the device runs out of memory. The last digits apart, does not affect
+    results."""
 
     @property
     def images_at_once(self) -> int:
@@ -116,4 +118,5 @@ class RefusingScorer(ScorerSettings):
     NON_SCORING_FIELDS: ClassVar[frozenset[str]] = ScorerSettings.NON_SCORING_FIELDS | {"refusals"}
 
     refusals: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Largest share of the evaluation images without a score; the stage fails above it."""
+    """Largest share of the evaluation images without a score; the stage fails above it. After a change images are
+    scored again."""

@@ -33,16 +33,18 @@ class ClipScorer(ScorerSettings):
 
     kind: Literal["clip"]
     model: Weights
-    """CLIPModel in the transformers layout."""
+    """CLIPModel in the transformers layout. Source: docs/scorers.md."""
     processor: Weights | None
-    """Processor of images and texts; null: the model's own."""
+    """Processor of images and texts; null: the model's own. Source: docs/scorers.md."""
     resize: Literal["processor", "squash"]
     """Method of resizing. `processor`: as in preprocessor_config.json, the shorter side to the model's size and a
-    centre crop of the longer; `squash`: both sides to the model's size, as open_clip does for DFN5B."""
+    centre crop of the longer; `squash`: both sides to the model's size, as open_clip does for DFN5B. Source:
+    docs/scorers.md."""
     dtype: Dtype
     """Precision of the weights."""
     scale: Literal["cosine", "logit"]
-    """Scale of the scores: `cosine` in [-1, 1], or `logit`, the cosine times exp(logit_scale)."""
+    """Scale of the scores: `cosine` in [-1, 1], or `logit`, the cosine times exp(logit_scale). Source:
+    docs/scorers.md."""
 
 
 class PickScoreScorer(ScorerSettings):
@@ -50,13 +52,14 @@ class PickScoreScorer(ScorerSettings):
 
     kind: Literal["pickscore"]
     model: Weights
-    """PickScore_v1, or another CLIPModel."""
+    """PickScore_v1, or another CLIPModel. Source: docs/scorers.md."""
     processor: Weights
-    """Processor of images and texts, from the CLIP model that was tuned."""
+    """Processor of images and texts, from the CLIP model that was tuned. Source: docs/scorers.md."""
     dtype: Dtype
     """Precision of the weights."""
     scale: Literal["logit", "cosine", "logit/26"]
-    """Scale of the scores: `logit` (good images: about 22), `cosine` (about 0.22) or `logit/26` (about 0.85)."""
+    """Scale of the scores: `logit` (good images: about 22), `cosine` (about 0.22) or `logit/26` (about 0.85). Source:
+    docs/scorers.md."""
 
 
 class HPSv2Scorer(ScorerSettings):
@@ -64,13 +67,14 @@ class HPSv2Scorer(ScorerSettings):
 
     kind: Literal["hpsv2"]
     model: Weights
-    """Folder or repository with HPS_v2.1_compressed.pt."""
+    """Folder or repository with HPS_v2.1_compressed.pt. Source: docs/scorers.md."""
     tokenizer: Weights
-    """Tokenizer of the CLIP model that was tuned."""
+    """Tokenizer of the CLIP model that was tuned, laion/CLIP-ViT-H-14-laion2B-s32B-b79K. Source: the scorers' code."""
     dtype: Dtype
     """Precision of the weights."""
     scale: Literal["cosine", "cosine*100"]
-    """Scale of the scores: `cosine` (good images: about 0.3) or, as published, `cosine*100`."""
+    """Scale of the scores: `cosine` (good images: about 0.3) or, as published, `cosine*100`. Source:
+    docs/scorers.md."""
 
 
 class ImageRewardScorer(ScorerSettings):
@@ -78,9 +82,9 @@ class ImageRewardScorer(ScorerSettings):
 
     kind: Literal["imagereward"]
     model: Weights
-    """Folder or repository with ImageReward.pt and med_config.json."""
+    """Folder or repository with ImageReward.pt and med_config.json. Source: docs/scorers.md."""
     tokenizer: Weights
-    """Tokenizer of bert-base-uncased."""
+    """Tokenizer of bert-base-uncased. Source: the scorers' code."""
     dtype: Dtype
     """Precision of the weights."""
 
@@ -90,9 +94,10 @@ class HPSv3Scorer(ScorerSettings):
 
     kind: Literal["hpsv3"]
     model: Weights
-    """Folder or repository with HPSv3.safetensors."""
+    """Folder or repository with HPSv3.safetensors. Source: docs/scorers.md."""
     backbone: Weights
-    """Configuration, tokenizer and image processor of Qwen2-VL-7B-Instruct; its weights are not read."""
+    """Configuration, tokenizer and image processor of Qwen2-VL-7B-Instruct; its weights are not read. Source: HPSv3's
+    code."""
     dtype: Dtype
     """Precision of the backbone's weights; the head is float32."""
 
@@ -102,9 +107,10 @@ class AestheticScorer(ScorerSettings):
 
     kind: Literal["aesthetic"]
     model: Weights
-    """Folder or repository with sac+logos+ava1-l14-linearMSE.pth."""
+    """Folder or repository with sac+logos+ava1-l14-linearMSE.pth. Source: docs/scorers.md."""
     encoder: Weights
-    """CLIPModel that the head was trained on, with its processor: openai/clip-vit-large-patch14."""
+    """CLIPModel that the head was trained on, with its processor: openai/clip-vit-large-patch14. Source: the
+    predictor's code: CLIP ViT-L/14."""
     dtype: Dtype
     """Precision of the encoder's weights; the head is float32."""
 
@@ -114,22 +120,22 @@ class GenEvalScorer(ScorerSettings):
 
     kind: Literal["geneval"]
     detector: Weights
-    """Mask2FormerForUniversalSegmentation trained on COCO's instances."""
+    """Mask2FormerForUniversalSegmentation trained on COCO's instances. Source: docs/scorers.md."""
     classifier: Weights
-    """CLIP model that classifies colours."""
+    """CLIP model that classifies colours. Source: GenEval's code: CLIP ViT-L/14."""
     dtype: Dtype
     """Precision of the weights."""
     threshold: Fraction
-    """Confidence above which a detection counts."""
+    """Confidence above which a detection counts. Source: GenEval's code: 0.3."""
     counting_threshold: Fraction
-    """Confidence threshold for prompts that demand a number."""
+    """Confidence threshold for prompts that demand a number. Source: GenEval's code: 0.9."""
     max_objects: PositiveInt
-    """Detections kept per class."""
+    """Detections kept per class. Source: GenEval's code: 16."""
     position_threshold: NonNegativeFloat
-    """Fraction of the summed side lengths by which offsets between boxes are reduced."""
+    """Fraction of the summed side lengths by which offsets between boxes are reduced. Source: GenEval's code: 0.1."""
     reward: Literal["exact", "graded"] = "exact"
     """Value of an image. `exact`: 1 or 0, GenEval's verdict; `graded`: Flow-GRPO's reward, at most 1, by the numbers,
-    colours and positions that are right."""
+    colours and positions that are right. Source: GenEval."""
 
 
 class OcrScorer(ScorerSettings):
@@ -139,10 +145,10 @@ class OcrScorer(ScorerSettings):
 
     kind: Literal["ocr"]
     text_field: Text | None = "text"
-    """Field of the prompt's metadata with the text to be shown; null: the first text in double quotes in the
-    prompt."""
+    """Field of the prompt's metadata with the text to be shown; null: the first text in double quotes in the prompt.
+    Source: ours; null: Flow-GRPO's code."""
     recogniser: Weights | None = None
-    """Folder with models for rapidocr, one *det*.onnx and one *rec*.onnx; null: those in the package."""
+    """Folder or hub id with models for rapidocr, one `*det*.onnx` and one `*rec*.onnx`; null: those in the package."""
 
     def target(self, prompt: str, metadata: Mapping[str, object]) -> str:
         """Text that an image of the prompt should show.
@@ -182,7 +188,7 @@ class ExternalScorer(RefusingScorer):
 
     kind: Literal["external"]
     source: Text
-    """Entry point of the group chunk_grpo.scorers, or `module:attribute` of a class or a function."""
+    """Class or function: `module:attribute`, or an entry point of the group chunk_grpo.scorers."""
     version: PositiveInt
     """Version number; raise it when scores change for a reason that is not in the scorer's code or `files`."""
     options: JsonMapping
@@ -214,10 +220,10 @@ class InProcess(Section):
 
     kind: Literal["in-process"]
     device: Text | None
-    """Device such as cuda:1; null: the first GPU (in training that of the process), without a GPU the CPU."""
+    """Device such as `cuda:1`; null: the first GPU (in training that of the process), without a GPU the CPU."""
     timeout_seconds: PositiveFloat | None = 3600.0
-    """Time limit for a batch, including the time to load; null: no limit, and the scorer runs in the stage's own
-    thread."""
+    """Time limit for a batch, including the time to load, in seconds; null: no limit, and the scorer runs in the
+    stage's own thread."""
 
 
 class InSubprocess(Section):
@@ -230,11 +236,11 @@ class InSubprocess(Section):
     """Custom worker script that implements the protocol; null: this package's worker, which must be installed for the
     interpreter."""
     device: Text | None
-    """Device, as in InProcess."""
+    """Device such as `cuda:1`; null: the first GPU (in training that of the process), without a GPU the CPU."""
     start_seconds: PositiveFloat
-    """Time limit for loading."""
+    """Time limit for loading, in seconds."""
     timeout_seconds: PositiveFloat
-    """Time limit for a batch."""
+    """Time limit for a batch, in seconds."""
 
 
 class OverHttp(Section):
@@ -246,7 +252,7 @@ class OverHttp(Section):
     token_variable: Variable | None
     """Environment variable with the server's token; null: the server needs none."""
     timeout_seconds: PositiveFloat
-    """Time limit for a batch."""
+    """Time limit for a batch, in seconds."""
 
 
 AnyExecutor = Annotated[InProcess | InSubprocess | OverHttp, Field(discriminator="kind")]

@@ -26,77 +26,80 @@ class WindowParams(Section):
     """MixGRPO: noise in a window of consecutive steps that moves from noise to image; ODE steps elsewhere."""
 
     num_steps: PositiveInt
-    """Steps in the window."""
+    """Steps in the window, which are trained one by one; at most `sampling.num_steps` - 1. Source: MixGRPO."""
     stride: PositiveInt
-    """Steps by which the window moves, at most `num_steps`."""
+    """Steps by which the window moves, at most `num_steps`. Source: MixGRPO."""
     every: PositiveInt
-    """Iterations between two moves."""
+    """Iterations between two moves. Source: MixGRPO."""
 
 
 class BranchingParams(Section):
     """TempFlow-GRPO: ODE trajectories with one noisy step each."""
 
     points: PositiveInt
-    """Number of branching steps per iteration, drawn anew in each iteration."""
+    """Number of branching steps per iteration, drawn anew in each iteration; at most `sampling.num_steps` - 1. Source:
+    TempFlow-GRPO."""
     children: Annotated[int, Field(ge=2)]
-    """Images that branch off one trajectory at one step; they form a group. A prompt has group_size / children
-    trajectories, so points * group_size images."""
+    """Images that branch off one trajectory at one step; they form a group. The number divides `train.group_size`: a
+    prompt has group_size / children trajectories, so points * group_size images. Source: TempFlow-GRPO."""
 
 
 class VariantParams(Section):
     """Settings of one variant."""
 
     objective: Objective
-    """Level of the importance ratio: `chunk`: one ratio per chunk, Eq. (13); `step`: one ratio per step, Eq. (5), for
-    the steps of the selected chunks."""
+    """Level of the importance ratio. `chunk`: one ratio per chunk, Eq. (13); `step`: one ratio per step, Eq. (5), for
+    the steps of the selected chunks. Source: Table 1."""
     plan: str
-    """Name in chunks.plans; chunks of this plan are selected for training."""
+    """Name in `chunks.plans`; chunks of this plan are selected for training. Source: Table 1, Table 3."""
     selection: Selection = "uniform"
-    """Distribution of the selected chunks: `uniform`; `weighted` by Eq. (16), as released; `unbiased`: weighted, with
-    importance weights as correction; `annealed`: from weighted to uniform over the run; `trajectory`: weighted by
-    each trajectory's own L1 distances."""
+    """Distribution of the selected chunks. `uniform`; `weighted` by Eq. (16), as released; `unbiased`: weighted, with
+    importance weights as correction; `annealed`: from weighted to uniform over the run; `trajectory`: weighted by each
+    trajectory's own L1 distances. Source: Table 1, "w/ ws"."""
     selection_exponent: Fraction = 1.0
-    """Exponent of the selection's weights; 1: Eq. (16), near 0: an almost uniform draw."""
+    """Exponent of the weights of a `selection` other than `uniform`. 1: Eq. (16), near 0: an almost uniform draw."""
     fraction: Fraction | None = None
-    """Share of the chunks selected per sample and update; null: train.fraction."""
+    """Share of the chunks selected per sample and update; null: `train.fraction`. Source: Table 6."""
     train_chunks: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] | None = None
-    """Chunks that may be selected, 0 nearest to noise; null: all."""
+    """Chunks that may be selected, each once, 0 nearest to noise; null: all. Source: Fig. 6."""
     replan_every: PositiveInt | None = None
-    """Iterations after which a guided plan is recomputed from the current policy; null: never."""
+    """Iterations after which a plan of `kind: guided` is recomputed from the current policy; null: never."""
     step_weights: StepWeights = "uniform"
-    """Weights of the step objective's terms: `uniform`; `noise` (TempFlow-GRPO); `interval`: the inverse of the
-    step's width (GRPO-Guard); `chunk-size`: those that the chunk objective implies (control)."""
+    """Weights of the terms of `objective: step`. `uniform`; `noise`: by TempFlow-GRPO; `interval`: 1 / dt, the inverse
+    of the step's width, by GRPO-Guard; `chunk-size`: those that the chunk objective, Eq. (13), implies on policy
+    (control). Source: TempFlow-GRPO, Eq. (8)."""
     clip_range: ClipRange | None = None
-    """Clip range; null: train.clip_range."""
+    """Clip range; null: `train.clip_range`. Source: as `train.clip_range`."""
     clip_ranges: Annotated[tuple[ClipRange, ...], Field(min_length=1)] | None = None
-    """One clip range per chunk, instead of clip_range and train.clip_range; null: one for all chunks."""
+    """One clip range per chunk, instead of `clip_range` and `train.clip_range`; null: one for all chunks."""
     kl_coef: NonNegativeFloat | None = None
-    """KL coefficient; null: train.kl_coef."""
+    """KL coefficient; null: `train.kl_coef`. Source: as `train.kl_coef`."""
     ratio_norm: RatioNorm = "none"
-    """Normalisation of the ratio: `none`, or `guard` as in GRPO-Guard."""
+    """Normalisation of the ratio. `none`; `guard`: normalised ratios, on a scale of their own. Source: GRPO-Guard."""
     trust_region: TrustRegion = "clip"
-    """Bound on an update: `clip` of the ratio, Eq. (13); `divergence` from the sampling policy, limited by the clip
-    range, as in Flow-DPPO."""
+    """Bound on an update. `clip`: `clip_range` limits the ratio, Eq. (13); `divergence`: it limits the divergence from
+    the sampling policy. Source: Flow-DPPO."""
     likelihood: Likelihood = "transition"
-    """What stands for the log-probability of a step: `transition` of the SDE, Eq. (6); `matching` loss of noised
-    final latents, negative (AWM); `nft`: DiffusionNFT's loss, negative, without a ratio."""
+    """What stands for the log-probability of a step. `transition`: that of the SDE, Eq. (6); `matching`: minus the
+    matching loss of noised final latents (AWM); `nft`: minus DiffusionNFT's loss, without a ratio. Source: AWM,
+    DiffusionNFT."""
     nft_beta: PositiveFloat = 1.0
-    """Mixture of the policy's and the sampling policy's velocity in DiffusionNFT."""
+    """Mixture of the policy's and the sampling policy's velocity with `likelihood: nft`. Source: DiffusionNFT."""
     controlled: bool = False
-    """Whether train.heldout.controller acts on the training."""
+    """Whether `train.heldout.controller` acts on the training."""
     sde: Sde | None = None
-    """Kind of noise of a step; null: sampling.sde."""
+    """Kind of noise of a step, as `sampling.sde`; null: `sampling.sde`. Source: CPS."""
     eta: Eta | None = None
-    """Scale of the noise; null: sampling.eta."""
+    """Scale of the noise; at most 1 with `sde: cps`; null: `sampling.eta`. Source: as `sampling.eta`."""
     window: WindowParams | None = None
-    """Sliding window of noisy steps; null: noise in all steps."""
+    """Sliding window of noisy steps; null: noise in all steps. Source: MixGRPO."""
     branching: BranchingParams | None = None
-    """Branches instead of whole noisy trajectories; null: none."""
+    """Branches instead of whole noisy trajectories; null: none. Source: TempFlow-GRPO."""
     advantage_std: AdvantageStd = "group"
-    """Scope of the standard deviation that divides the advantage: `group`, or `global` (all rewards, as in
-    Flow-GRPO's first release)."""
+    """Scope of the standard deviation that divides the advantage. `group`: Eq. (4); `global`: all rewards of the
+    iteration, as in Flow-GRPO's first release. Source: Flow-GRPO."""
     combine: Combine = "rewards"
-    """Combination of several rewards: sum of the `rewards`, sum of their standardised `advantages`, or that sum
-    standardised again over the iteration, `gdpo`."""
+    """Combination of several rewards. `rewards`: their weighted sum; `advantages`: the weighted sum of their
+    standardised advantages; `gdpo`: that sum standardised again over the iteration. Source: GDPO."""
     chunk_rewards: Annotated[tuple[Mix, ...], Field(min_length=1)] | None = None
     """One mix of `rewards` per chunk, each a mapping of scorer to weight; null: `rewards` for all chunks."""
