@@ -1,7 +1,10 @@
 """Prepare params.yaml: compose a preset into it, or validate it. Both print remarks on valid parameters.
 
+`reference` writes what describes its keys: the tables of docs/parameters.md, and conf/params.schema.json for editors.
+
 python -m infra.params compose PRESET [--variants NAME] [--force]      (make params PRESET=... VARIANTS=...)
 python -m infra.params check                         (first step of make run)
+python -m infra.params reference                     (after an edit of chunk_grpo/config/ or conf/preset/tiny.yaml)
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from chunk_grpo.config.notices import notices
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.orchestration.dvc_state import keep_own_state
 from chunk_grpo.orchestration.presets import replace_params
+from infra.reference import write_reference
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,8 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     compose.add_argument("--variants", help="name of a file in conf/variants/, in place of the preset's own")
     compose.add_argument("--force", action="store_true", help="overwrite edits of params.yaml")
     commands.add_parser("check", help="validate params.yaml")
+    commands.add_parser("reference", help="write docs/parameters.md and conf/params.schema.json")
     options = parser.parse_args(argv)
     try:
+        if options.command == "reference":
+            write_reference(ROOT)
+            return 0
         if options.command == "check":
             keep_own_state(ROOT)
         else:

@@ -1,15 +1,19 @@
 """The presets of conf/, composed the way DVC composes them."""
 
+import json
 from pathlib import Path
 
 import pytest
 from dvc.utils.hydra import compose_and_dump
+from jsonschema import Draft202012Validator
+from ruamel.yaml import YAML
 
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.config.models import ListedPlan
 from chunk_grpo.config.notices import filled_in
 
 ROOT = Path(__file__).resolve().parents[1]
+EDITORS = Draft202012Validator(json.loads((ROOT / "conf" / "params.schema.json").read_text("utf-8")))
 PRESETS = sorted(path.stem for path in (ROOT / "conf" / "preset").glob("*.yaml"))
 
 
@@ -34,6 +38,28 @@ def test_a_preset_is_valid_and_knows_its_name(preset: str, tmp_path: Path) -> No
     params = load(preset, tmp_path)
     assert params.composed_from == preset
     assert list(filled_in(params)) == []  # presets list every key
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_editors_accept_a_preset(preset: str, tmp_path: Path) -> None:
+    params = YAML(typ="safe").load(compose(preset, tmp_path))
+    assert [error.message for error in EDITORS.iter_errors(params)] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("train.group_size", 1),
+        ("train.groupsize", 16),
+        ("model.dtype", "float16"),
+        ("scorers.one", {"kind": "clip"}),
+    ],
+)
+def test_editors_mark_an_error(path: str, value: object, tmp_path: Path) -> None:
+    params = YAML(typ="safe").load(compose("tiny", tmp_path))
+    section, key = path.split(".")
+    params[section][key] = value
+    assert [error.absolute_path[0] for error in EDITORS.iter_errors(params)] == [section]
 
 
 def test_flux_dev_holds_the_values_of_table_6(tmp_path: Path) -> None:

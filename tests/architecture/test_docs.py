@@ -1,27 +1,20 @@
 """docs/ tells the truth: every schema and column, every key of params.yaml, every link, the report's deviations."""
 
 import re
-import types
-import typing
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 from ruamel.yaml import YAML
 
 from chunk_grpo.artifacts import SCHEMAS
-from chunk_grpo.config import Params
+from chunk_grpo.config.reference import params_schema
 from chunk_grpo.reporting.paper import DEVIATIONS
+from infra.reference import PAGE, SCHEMA, reference
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
-HELD_IN = {"rewards": "SCORER"}
-"""Placeholder of a mapping's key, in place of NAME."""
-
 ROW_OF_DEVIATION = {
     "The last step has no noise": "The last step has no noise and is not trained",
     "A transition’s log-probability is the mean": "logarithm is a mean over latent dimensions",
@@ -38,43 +31,12 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models inside an annotation, whether plain, annotated or a union."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    elif typing.get_origin(annotation) in (typing.Annotated, types.UnionType, typing.Union):
-        for inner in typing.get_args(annotation):
-            yield from models(inner)
-
-
-def fields(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[str, FieldInfo]]:
-    """Every key that may stand in params.yaml, names of the user's own as NAME or SCORER, and its field."""
-    for name, field in model.model_fields.items():
-        here, annotation = (*path, name), field.annotation
-        if typing.get_origin(annotation) is dict:
-            here = (*here, HELD_IN.get(name, "NAME"))
-            annotation = typing.get_args(annotation)[1]
-        inner = list(models(annotation))
-        if not inner:
-            yield ".".join(here), field
-        for each in inner:
-            yield from fields(each, here)
-
-
-def value_at(key: str) -> Any:
-    value = YAML(typ="safe").load(ROOT / "params.yaml")
-    for part in key.split("."):
-        value = None if value is None else value[part]  # an optional section that is null has no keys
-    return value
-
-
 SCHEMA_SECTIONS = {
     found.group(1): found.group(2)
     for found in re.finditer(
         r"^## (\w+/\d+):(.*?)(?=^## |\Z)", (DOCS / "artifacts.md").read_text("utf-8"), re.M | re.S
     )
 }
-PARAMETER_ROWS = {row[0].strip("`"): row for row in rows((DOCS / "parameters.md").read_text("utf-8"))}
 
 
 def test_every_schema_has_a_section_and_no_other_does() -> None:
@@ -88,28 +50,22 @@ def test_every_column_is_described_with_its_type(schema: Any) -> None:
     assert described == [(field.name, str(field.type)) for field in schema.columns]
 
 
-def test_every_parameter_is_described_and_no_other_is() -> None:
-    assert sorted(PARAMETER_ROWS) == sorted({key for key, _ in fields(Params)})
+def test_the_reference_of_params_yaml_is_that_of_its_models() -> None:
+    written = {name: (ROOT / name).read_text("utf-8") for name in (PAGE, SCHEMA)}
+    made = reference(ROOT)
+    differing = [name for name in made if made[name] != written[name]]
+    assert differing == [], "run python -m infra.params reference"
 
 
-FIELDS = dict(fields(Params))
-
-
-@pytest.mark.parametrize("key", [key for key, row in PARAMETER_ROWS.items() if len(row) == 7])
-def test_what_is_left_out_has_the_default_of_the_page(key: str) -> None:
-    cell, field = PARAMETER_ROWS[key][5], FIELDS[key]
-    if field.is_required():
-        assert cell == "needed", key
-    else:
-        default = field.get_default(call_default_factory=True)
-        expected = list(default) if isinstance(default, tuple) else default
-        assert YAML(typ="safe").load(cell.strip("`")) == expected, key
-
-
-@pytest.mark.parametrize("key", [key for key in PARAMETER_ROWS if not re.search(r"NAME|SCORER", key)])
-def test_the_default_is_that_of_tiny(key: str) -> None:
-    cell = PARAMETER_ROWS[key][4].strip("`")
-    assert YAML(typ="safe").load(cell) == value_at(key), f"docs/parameters.md, {key}: column tiny"
+def test_every_field_of_the_parameters_is_described() -> None:
+    definitions = params_schema()["$defs"]
+    assert len(definitions) > 40
+    fields = [
+        (f"{model}.{name}", field)
+        for model, definition in definitions.items()
+        for name, field in definition["properties"].items()
+    ]
+    assert [name for name, field in fields if not field.get("description")] == []
 
 
 def test_the_variants_of_every_method_are_those_of_the_preset() -> None:
