@@ -55,9 +55,10 @@ class Row:
 def params_schema() -> dict[str, Any]:
     """JSON schema of params.yaml, with the docstrings of the fields as descriptions."""
     schema = Params.model_json_schema()
-    definitions: dict[str, Any] = schema["$defs"]
+    definitions: dict[str, Any] = {**schema["$defs"], Params.__name__: schema}
     for model in _sections(Section):
-        definition = schema if model is Params else definitions.get(model.__name__, {"properties": {}})
+        if (definition := definitions.get(model.__name__)) is None:  # no part of params.yaml
+            continue
         texts = _docstrings(model)
         for name, value in definition["properties"].items():
             if name in texts:
