@@ -25,14 +25,7 @@ _DOCUMENT = re.compile(r"\bdocs/(\w+\.md)")
 
 
 def reference(root: Path) -> dict[str, str]:
-    """Content of the files, by their paths.
-
-    Args:
-        root: Folder of the repository.
-
-    Raises:
-        ConfigError: The page has a section of params.yaml twice, or lacks one.
-    """
+    """Content of the files, by path. ConfigError if the page has a section of params.yaml twice, or lacks one."""
     schema = params_schema()
     page = (root / PAGE).read_text(encoding="utf-8")
     _check_sections(
