@@ -51,7 +51,7 @@ BOUNDS = {
 
 
 @pytest.mark.parametrize(("path", "most"), [(path, most) for most in BOUNDS for path in BOUNDS[most].split()])
-def test_the_bound_itself_is_taken_and_no_more(path: str, most: int) -> None:
+def test_bound_is_inclusive(path: str, most: int) -> None:
     there = (put("prompts.benchmarks.more", COCO), put("train.lora", LORA))
     assert problems(*there, put(path, most)) == []
     name = path.replace("seeds.2", "seeds[2]")

@@ -146,7 +146,7 @@ def test_a_variant_name_must_fit_into_a_file_name() -> None:
     ]
 
 
-def test_a_misspelt_key_is_told_once_with_the_nearest_valid_one() -> None:
+def test_misspelt_key_error_suggests_nearest_valid_key() -> None:
     misspelt = (drop("train.clip_range"), put("train.clip_rang", 1e-4))
     assert problems(*misspelt) == ["train.clip_rang: unknown key; did you mean 'clip_range'?"]
     assert problems(put("reprot", {})) == ["reprot: unknown key; did you mean 'report'?"]
@@ -161,7 +161,7 @@ def test_a_missing_key_is_named() -> None:
     assert problems(drop("chunks.plans.listed.kind")) == ["chunks.plans.listed.kind: required, but missing"]
 
 
-def test_what_is_left_out_has_its_default_and_is_named() -> None:
+def test_missing_optional_key_gets_default_and_notice() -> None:
     given = copy.deepcopy(RAW)
     del given["train"]["kl_coef"], given["train"]["heldout"]["every"], given["prompts"]["checks"]
     given["encode"] = {}
@@ -273,7 +273,7 @@ def test_values_that_do_not_fit_together_are_named(edits: dict[str, object], pat
 
 
 @pytest.mark.parametrize("value", FUZZ, ids=repr)
-def test_whatever_stands_in_a_place_the_answer_is_a_message(value: object) -> None:
+def test_any_value_at_any_key_gives_a_named_error(value: object) -> None:
     """No value at any key leads to another error than ConfigError with this key, or a rule over it, named."""
     for path in paths(RAW):
         assert all(": " in line for line in problems(put(path, value)))
@@ -308,9 +308,7 @@ def fails(path: Path) -> str:
         (b"[1, 2]\n", ": must be a mapping of sections, got [1, 2]"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_told_with_its_line(
-    content: bytes, message: str, tmp_path: Path
-) -> None:
+def test_unusable_file_error_names_the_line(content: bytes, message: str, tmp_path: Path) -> None:
     assert message in fails(write(tmp_path, content))
     assert fails(tmp_path / "other.yaml").startswith(
         f"{tmp_path}/other.yaml: no such file. Run from the repository"

@@ -58,7 +58,7 @@ def test_content_of_the_same_length_and_time_is_seen(memory: Path, tmp_path: Pat
     assert learn(memory, settled(tmp_path / "a.txt", "red")) == before
 
 
-def test_a_file_of_just_now_is_not_remembered(tmp_path: Path, read: list[str]) -> None:
+def test_recently_changed_file_is_not_cached(tmp_path: Path, read: list[str]) -> None:
     (tmp_path / "a.txt").write_text("red")
     for _ in range(2):
         learn(tmp_path / "memory.json", tmp_path / "a.txt")
@@ -81,7 +81,7 @@ def test_a_folder_has_the_names_and_contents_of_its_files(memory: Path, tmp_path
 
 
 @pytest.mark.parametrize("content", ["", "[]"])
-def test_a_damaged_memory_costs_time_alone(content: str, memory: Path, tmp_path: Path) -> None:
+def test_damaged_cache_is_rebuilt(content: str, memory: Path, tmp_path: Path) -> None:
     file = settled(tmp_path / "a.txt", "red")
     found = learn(memory, file)
     memory.write_text(content)
@@ -89,7 +89,7 @@ def test_a_damaged_memory_costs_time_alone(content: str, memory: Path, tmp_path:
     assert learn(memory, file) == found
 
 
-def test_what_is_gone_is_forgotten(memory: Path, tmp_path: Path) -> None:
+def test_deleted_file_leaves_the_cache(memory: Path, tmp_path: Path) -> None:
     gone = settled(tmp_path / "gone.txt", "red")
     learn(memory, gone)
     gone.unlink()
@@ -106,7 +106,7 @@ def test_a_file_that_cannot_be_read_is_named(
 
 
 @pytest.mark.parametrize("name", ["signs.txt", "sets/signs.txt", "a.b/signs"])
-def test_a_missing_file_that_dvc_tracks_is_told_with_the_next_step(
+def test_missing_dvc_file_error_names_next_step(
     name: str, memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy of a checkout, as of `dvc exp run --temp`, has the .dvc file alone."""

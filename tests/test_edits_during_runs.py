@@ -134,7 +134,9 @@ DUE = dict(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", EDITS)
-def test_the_result_is_of_what_was_read(name: str, finished: tuple[Path, Path], tmp_path: Path) -> None:
+def test_result_belongs_to_the_inputs_that_were_read(
+    name: str, finished: tuple[Path, Path], tmp_path: Path
+) -> None:
     (kept, programs), (first, stage, edit) = finished, EDITS[name]
     root = tmp_path / "checkout"
     shutil.copytree(kept, root, symlinks=True)

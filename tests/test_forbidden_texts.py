@@ -82,14 +82,14 @@ def test_keys_and_lists_are_looked_at_too() -> None:
         f"- https://u:{SECRET}@host\n",
     ],
 )
-def test_a_file_that_is_no_yaml_does_not_tell_them_either(text: str, tmp_path: Path) -> None:
+def test_yaml_error_masks_secrets(text: str, tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"\*\*\*@host") as caught:
         load_params(tmp_path / "params.yaml")
     assert SECRET not in str(caught.value)
 
 
-def test_what_hydra_would_replace_is_refused_in_params_yaml() -> None:
+def test_rejects_hydra_interpolation_in_params() -> None:
     (found,) = problems(put("report.title", "${oc.env:HF_TOKEN}"))
     assert found.startswith("report.title: no text may hold ${, which Hydra would replace")
     raw = RAW | {"report": {"title": "${oc.env:HF_TOKEN}"}}
@@ -139,7 +139,7 @@ def test_a_preset_calls_no_resolver(value: str, tmp_path: Path) -> None:
     assert composed_text(tmp_path, "config", {}, "a preset") == "a: 1\nd: 1\n"
 
 
-def test_options_of_an_own_scorer_are_what_json_has() -> None:
+def test_scorer_options_must_be_json_values() -> None:
     """Records of other values would equal each other: NaN and null, 1 and "1"."""
     own = {"kind": "external", "splits": ["eval"], "batch_size": 8, "version": 1, "source": "a:b"}
     for value in (float("nan"), float("inf"), {1: 2}, {None: 2}, b"\xff", {1, 2}):

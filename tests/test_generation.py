@@ -117,7 +117,7 @@ def pictures(of: dict[Key, GeneratedImage], mode: str) -> list[NDArray[np.uint8]
     return [image.picture for (m, *_), image in sorted(of.items()) if m == mode]
 
 
-def test_hybrid_is_the_tuned_policy_without_base_steps_and_the_base_model_with_those_alone(
+def test_hybrid_equals_tuned_or_base_at_its_limits(
     base: FluxFamily, tuned: FluxFamily, prompts: PromptSet
 ) -> None:
     without, alone = (images(base, tuned, prompts, base_steps=steps) for steps in (0, SETTINGS.num_steps))
@@ -143,7 +143,7 @@ def test_the_base_model_takes_the_last_steps_of_hybrid(
     assert calls == pytest.approx([3 / 5, 3 / 8])
 
 
-def test_latents_that_are_not_finite_are_no_black_picture(
+def test_non_finite_latents_are_an_error(
     base: FluxFamily, tuned: FluxFamily, prompts: PromptSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = tuned.frozen_copy()

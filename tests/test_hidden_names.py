@@ -16,7 +16,7 @@ from tests.test_presets import PRESETS, compose
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_the_names_are_those_that_dvc_leaves_out() -> None:
+def test_hidden_names_match_dvc() -> None:
     assert HIDDEN == (Meta.PARAM_SIZE, Meta.PARAM_NFILES)
 
 
@@ -32,7 +32,7 @@ def run_cache_keys(raw: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_change_of_any_value_changes_the_key_of_what_reads_it(preset: str, tmp_path: Path) -> None:
+def test_every_value_changes_run_cache_key_of_its_stage(preset: str, tmp_path: Path) -> None:
     raw = YAML(typ="safe").load(compose(preset, tmp_path))
     before = run_cache_keys(raw)
     unseen = []
@@ -58,7 +58,7 @@ def test_a_change_of_any_value_changes_the_key_of_what_reads_it(preset: str, tmp
         ([put("prompts.benchmarks.size", {"kind": "coco", "count": 6, "seed": 0})], "prompts.benchmarks.size"),
     ],
 )  # fmt: skip
-def test_a_name_that_dvc_does_not_see_is_refused_once_with_the_reason(edits: list[Edit], path: str) -> None:
+def test_rejects_name_hidden_from_dvc_once(edits: list[Edit], path: str) -> None:
     said = [line for line in problems(*edits) if line.startswith(f"{path}:")]
     assert len(said) == 1
     assert "DVC's run cache leaves such keys out" in said[0]

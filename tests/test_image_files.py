@@ -144,7 +144,7 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_has_no_certain_pixels_is_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_rejects_picture_with_ambiguous_pixels(name: str, tmp_path: Path) -> None:
     content, said = REFUSED[name][0](), REFUSED[name][1]
     with pytest.raises(DataError, match=r"^image it: ") as caught:
         decode_image(content, "it")
@@ -160,7 +160,7 @@ def test_an_orientation_behind_the_pixels_is_refused() -> None:
         decode_image(png(8, 2, bytes(6), behind=turned()), "it")
 
 
-def test_postscript_starts_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_postscript_file_runs_no_ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pillow would start `gs` of the PATH."""
     program = tmp_path / "gs"
     program.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")

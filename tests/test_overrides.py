@@ -76,7 +76,7 @@ def test_an_override_begins_with_a_section(override: str, raw: dict[str, Any]) -
         ("+variants.more={objective: step, plan: nowhere}", "variants.more.plan: .*nowhere"),
     ],
 )
-def test_what_cannot_be_applied_or_breaks_a_rule(override: str, message: str, raw: dict[str, Any]) -> None:
+def test_rejects_invalid_override(override: str, message: str, raw: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"(?s)preset tiny, changed: .*{message}"):
         changed(raw, override)
 

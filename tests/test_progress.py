@@ -15,7 +15,7 @@ def test_a_log_gets_a_last_line_and_no_more_than_needed(capsys: pytest.CaptureFi
     assert captured.err == "training: 3/3 reward 0.3, 0 s left\n"
 
 
-def test_a_line_now_and_then_tells_the_seconds_left(
+def test_progress_line_shows_remaining_seconds(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Started at 4 of 10 units, two more in 20 s: the last 4 take 40 s."""

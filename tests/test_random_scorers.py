@@ -42,7 +42,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_scorer_scores_and_one_that_changes_scores_alone(pipeline: Path) -> None:
+def test_every_scorer_runs_and_changed_scorer_reruns_alone(pipeline: Path) -> None:
     cache = str(pipeline / "data" / "hub")
     with JudgeServer() as judge:
         assert python(pipeline, "-m", "infra.params", "compose", "random-scorers").returncode == 0

@@ -92,7 +92,7 @@ def digests(folder: Path) -> dict[Path, str]:
 
 
 @pytest.mark.slow
-def test_a_copy_of_the_checkout_says_what_it_lacks(tmp_path: Path) -> None:
+def test_checkout_copy_reports_missing_files(tmp_path: Path) -> None:
     """`dvc exp run --temp` takes neither files of `dvc add` along nor a secret out of the environment."""
     folder = make_checkout(tmp_path / "repository")
     assert python(folder, "-m", "infra.params", "compose", "smoke", "--force").returncode == 0

@@ -213,7 +213,7 @@ def test_the_recipes_name_the_files_that_are_edited_here() -> None:
     assert table() == {what: set(edits) for what, edits in EDITS.items()}
 
 
-def test_what_was_added_is_used_by_its_name(tree: Path) -> None:
+def test_added_parts_are_found_by_name(tree: Path) -> None:
     assert json.loads(said(tree, "-c", USED)) == EXPECTED
 
 

@@ -147,7 +147,7 @@ def test_a_stage_ends_with_dvc_at_any_moment(shell: str, delay: float, folder: P
 
 
 @linux
-def test_a_stage_that_is_adopted_before_it_told_the_kernel_ends(folder: Path) -> None:
+def test_stage_orphaned_during_startup_ends(folder: Path) -> None:
     with started(folder, "-c", ADOPTING, "-c", DVC, "dash") as reaper:
         told, errors = reaper.communicate(timeout=20)
     assert os.waitstatus_to_exitcode(int(told)) == 75, errors
@@ -227,7 +227,7 @@ def test_an_ignored_signal_stays_ignored(folder: Path) -> None:
         assert process.wait(10) == 75
 
 
-def test_a_stop_raises_or_waits_as_it_is_asked_to() -> None:
+def test_stop_signal_raises_at_once_or_is_deferred() -> None:
     stop = StopSignal()
     with pytest.raises(Stopped, match="stopped by SIGTERM"), stop.raised():
         os.kill(os.getpid(), signal.SIGTERM)

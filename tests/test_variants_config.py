@@ -64,7 +64,7 @@ def test_every_setting_can_be_used() -> None:
         assert said_of(settings, *(WATCHED if "controlled" in settings else ())) == []
 
 
-def test_a_variant_is_chunk_grpo_but_for_what_it_sets() -> None:
+def test_variant_defaults_are_chunk_grpo() -> None:
     variant = VariantParams(objective="chunk", plan="listed")
     assert variant.model_dump(exclude_none=True) == CHUNK | {
         "selection": "uniform",
@@ -136,7 +136,7 @@ def test_a_controller_keeps_no_copy_of_sharded_weights() -> None:
     assert said_of(settings, *edits) == ["variants.it.controlled: needs train.shard_weights: false, got true"]
 
 
-def test_a_misspelt_setting_of_an_adapter_is_told_too() -> None:
+def test_misspelt_adapter_setting_is_reported() -> None:
     lora = {"rank": 4, "alpha": 4.0, "target": ["to_q"]}
     assert problems(put("train.lora", lora)) == ["train.lora.target: unknown key; did you mean 'targets'?"]
 
@@ -256,7 +256,7 @@ def test_a_variant_has_a_name_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("value", FUZZ, ids=repr)
-def test_whatever_stands_in_a_place_the_answer_is_a_message(value: object) -> None:
+def test_any_value_at_any_key_gives_a_named_error(value: object) -> None:
     """As in test_config.py, for variants with all settings and for null values of params.yaml."""
     lora = {"rank": 4, "alpha": 4.0, "targets": ["to_q"]}
     more = (put("variants", EVERYTHING), put("train.lora", lora))

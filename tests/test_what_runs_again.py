@@ -237,7 +237,7 @@ def rows_of_the_page() -> list[str]:
     return cells[1:]
 
 
-def test_the_rows_are_those_of_the_page() -> None:
+def test_rows_match_docs() -> None:
     assert list(ROWS) == rows_of_the_page()
 
 

@@ -217,7 +217,7 @@ SECTIONS = set(Params.model_fields)
 
 
 @pytest.mark.parametrize("stage", CACHED)
-def test_params_are_what_the_stage_reads(stage: str) -> None:
+def test_declared_params_equal_params_read_by_stage(stage: str) -> None:
     read = set(read_paths(file_of(module_of(stage)), "main")) - NOT_REALLY.get(stage, set())
     if "*" in read:
         read = SECTIONS - NOT_REALLY.get(stage, set())

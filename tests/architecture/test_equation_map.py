@@ -99,11 +99,11 @@ def unreached(programs, functions, reach):
 
 
 @pytest.mark.parametrize("row", METHOD_ROWS, ids=lambda row: row[0])
-def test_the_named_program_comes_to_the_function(row, reach):
+def test_named_program_reaches_the_function(row, reach):
     assert unreached(names(row[3]), names(row[2]), reach) == []
 
 
-def test_all_other_functions_of_the_page_are_trained_with(reach):
+def test_training_and_report_reach_every_mapped_function(reach):
     functions = [
         name for row in table_rows(MAP) if len(row) == 4 for name in names(row[2]) if name in OBJECTS
     ]
@@ -111,7 +111,7 @@ def test_all_other_functions_of_the_page_are_trained_with(reach):
     assert unreached(["stages.train", "stages.report"], functions, reach) == []
 
 
-def test_a_function_that_nothing_calls_is_found_out(reach):
+def test_detects_function_without_caller(reach):
     texts = TEXTS | {"chunk_grpo.core.unused": "def idle():\n    return 1\n"}
     assert unreached(["stages.train"], ["unused.idle"], Reach(texts)) == ["unused.idle"]
     called = TEXTS["chunk_grpo.core.ratios"] + "\nfrom chunk_grpo.core import unused\nunused.idle()\n"
@@ -120,7 +120,7 @@ def test_a_function_that_nothing_calls_is_found_out(reach):
     )
 
 
-def test_core_and_training_hold_nothing_that_no_program_comes_to(reach):
+def test_every_core_and_training_function_is_reached_by_a_program(reach):
     programs = [name for name in TEXTS if name.startswith(("stages.", "flows.", "pretraining."))]
     found = set().union(*(reach.of(program) for program in programs))
     rooms = [name for name in TEXTS if name.startswith(("chunk_grpo.core.", "chunk_grpo.training."))]

@@ -57,7 +57,7 @@ def test_shared_names_stand_in_one_module() -> None:
 
 
 @pytest.mark.parametrize("line", ["cd /{}/ann", "'/{}/.cache'", "=/{}/ann", "`/{}/main`"])
-def test_a_path_of_one_machine_would_be_found(line: str) -> None:
+def test_detects_machine_specific_path(line: str) -> None:
     for folder in ("home", "root", "Users", "work"):
         assert OF_ONE_MACHINE.search(line.format(folder))
 

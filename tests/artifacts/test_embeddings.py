@@ -202,7 +202,7 @@ def small_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_disk_that_takes_no_more(tmp_path: Path) -> None:
+def test_reports_full_disk_and_leaves_no_file(tmp_path: Path) -> None:
     """safetensors has one error class of its own for a full disk and for a damaged file."""
     tensors = {"pooled": torch.zeros(1, 10_000)}
     reason = r": cannot write: File too large\.$"

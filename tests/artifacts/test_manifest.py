@@ -31,7 +31,7 @@ def test_a_run_is_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the peak of one program on Linux only")
-def test_the_peak_is_without_the_memory_of_the_program_that_started_the_stage(tmp_path: Path) -> None:
+def test_peak_memory_excludes_parent_process(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     stage = f"from chunk_grpo.artifacts import measured_run\nwith measured_run('train', {str(path)!r}):\n    pass\n"
     starter = (

@@ -87,7 +87,7 @@ def destination(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "out" if request.param == "folder" else request.getfixturevalue("bucket"))
 
 
-def test_what_people_read_is_published(workspace: Path, destination: str) -> None:
+def test_publishes_complete_run_with_record(workspace: Path, destination: str) -> None:
     done = publish(workspace, destination, RUN)
     target = f"{destination}/tiny"
     assert (done.location, done.copied, done.unchanged, done.removed) == (target, 4, 0, 0)
@@ -99,7 +99,7 @@ def test_what_people_read_is_published(workspace: Path, destination: str) -> Non
     assert written["published_at"].endswith("+00:00") and written["complete"]
 
 
-def test_a_record_without_overrides_is_that_of_an_unchanged_preset(workspace: Path, tmp_path: Path) -> None:
+def test_record_without_overrides_reads_as_unchanged_preset(workspace: Path, tmp_path: Path) -> None:
     """As it was written before records had them."""
     publish(workspace, tmp_path, NEXT)
     file = tmp_path / "tiny" / "run.json"
@@ -126,7 +126,7 @@ def test_only_what_changed_is_copied_again(workspace: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("<p>re")])
-def test_what_is_gone_or_cut_off_is_copied_again(
+def test_republishes_missing_or_truncated_file(
     workspace: Path, tmp_path: Path, damage: Callable[[Path], object]
 ) -> None:
     publish(workspace, tmp_path, RUN)
@@ -225,9 +225,7 @@ def test_two_publications_at_once_leave_one_whole_run(tmp_path: Path) -> None:
         ('{"name": ', r"corrupt or no JSON .*\. Choose another destination, or delete"),
     ],
 )
-def test_a_folder_of_somebody_else_stays_as_it_is(
-    workspace: Path, tmp_path: Path, content: str, words: str
-) -> None:
+def test_leaves_foreign_folder_unchanged(workspace: Path, tmp_path: Path, content: str, words: str) -> None:
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "run.json").write_text(content)
     with pytest.raises(DataError, match=rf"tiny/run\.json.*{words}"):
@@ -235,7 +233,7 @@ def test_a_folder_of_somebody_else_stays_as_it_is(
     assert contents(str(tmp_path / "tiny")) == {"run.json": content.encode()}
 
 
-def test_there_must_be_something_to_publish(workspace: Path, tmp_path: Path) -> None:
+def test_refuses_to_publish_incomplete_artifacts(workspace: Path, tmp_path: Path) -> None:
     artifacts = workspace / "artifacts"
 
     def emptied() -> None:

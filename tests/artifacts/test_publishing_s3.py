@@ -48,7 +48,7 @@ def test_a_history_in_a_bucket(bucket: str, tmp_path: Path) -> None:
     assert files.info(f"{bucket}/tiny/history.png")["ContentType"] == "image/png"
 
 
-def test_the_newer_of_two_publications_goes_on(
+def test_older_of_two_concurrent_publications_stops(
     bucket: str, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     newer, copy = make_workspace(tmp_path / "newer", 0.5), publishing._copy

@@ -35,7 +35,7 @@ def pictures(workspace: Workspace, policy: str, mode: str) -> NDArray[np.float32
 
 
 @pytest.mark.slow
-def test_splits_are_those_of_the_stages_and_the_order_matters(finished: Workspace, tmp_path: Path) -> None:
+def test_splits_match_stage_images_and_depend_on_order(finished: Workspace, tmp_path: Path) -> None:
     """The smoke preset takes 10 steps, of which hybrid inference leaves 4 to the base."""
     out, here = tmp_path / "splits.json", Path.cwd()
     options = ["--variant", VARIANT, "--shifts", "3", "1", "--parts", "5", "--json", str(out)]

@@ -39,7 +39,7 @@ def test_a_small_network_is_measured(
 
 
 @pytest.mark.parametrize("work", WORKS)
-def test_what_is_trained_is_what_the_row_says(work: str) -> None:
+def test_trained_parameters_match_row_label(work: str) -> None:
     family = make_family(SMALL, work, torch.bfloat16, CPU)
     names = [name for name, weight in family.transformer.named_parameters() if weight.requires_grad]
     assert family.transformer.is_gradient_checkpointing == work.endswith("checkpointing")

@@ -23,12 +23,12 @@ def bench(folder: Path) -> Bench:
     return Bench(True, torch.device("cpu"), folder, (1, 2), 0.001)
 
 
-def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports_missing_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--folder", str(tmp_path)]) == NO_DEVICE
     assert "no CUDA device" in capsys.readouterr().out
 
 
-def test_it_goes_on_where_it_was_cut_off(
+def test_interrupted_report_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ran: list[str] = []

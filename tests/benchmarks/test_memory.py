@@ -11,7 +11,7 @@ from benchmarks.workloads import TINY, Workload
 MIB = 2**20
 
 
-def test_the_peak_is_what_lived_at_one_time() -> None:
+def test_peak_counts_bytes_alive_at_the_same_time() -> None:
     before = torch.zeros(MIB // 4)
 
     def work() -> None:
@@ -24,7 +24,7 @@ def test_the_peak_is_what_lived_at_one_time() -> None:
     assert before.numel() == MIB // 4
 
 
-def test_what_lives_of_an_earlier_measurement_does_not_count() -> None:
+def test_peak_excludes_tensors_of_earlier_measurements() -> None:
     kept: list[torch.Tensor] = []
     assert peak_bytes(lambda: kept.append(torch.zeros(MIB // 4))) == MIB
     assert peak_bytes(lambda: kept.append(torch.zeros(2 * MIB // 4))) == 2 * MIB

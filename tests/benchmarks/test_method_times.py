@@ -64,7 +64,9 @@ def test_times_by_hand(checkout: Path, capsys: pytest.CaptureFixture[str]) -> No
     }
 
 
-def test_what_cannot_be_compared_is_refused(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rejects_unknown_method_and_single_iteration(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert method_times.main([str(checkout), "--to", "chunk"]) == 2
     assert "--to: must be one of dance, tempflow, got 'chunk'" in capsys.readouterr().err
     timed(checkout, range(1, 2))

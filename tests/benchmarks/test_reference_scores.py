@@ -99,7 +99,7 @@ def test_hpsv3_stands_beside_its_package(
     assert "HPSv3 differs: example2.png" in printed
 
 
-def test_what_is_missing_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_input_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "images").mkdir()
     assert main([*imagereward(folder)[:-1], str(tmp_path / "images")]) == DataError.exit_code
     assert "no 1.webp, 2.webp, 3.webp, 4.webp" in (printed := capsys.readouterr().err)
@@ -119,7 +119,7 @@ def test_what_is_missing_is_named(folder: Path, tmp_path: Path, capsys: pytest.C
     assert "no such device" in capsys.readouterr().err
 
 
-def test_a_missing_package_is_told_with_the_extra(folder: Path) -> None:
+def test_missing_package_error_names_the_extra(folder: Path) -> None:
     """A process without transformers gets a sentence; the command's import needs no transformers."""
     code = (
         "import sys; sys.modules['transformers'] = None; from benchmarks.reference_scores import main; "

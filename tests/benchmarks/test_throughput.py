@@ -9,7 +9,7 @@ from benchmarks import throughput
 from benchmarks.workloads import TEXT_TOKENS, workloads
 
 
-def test_the_operations_are_those_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counted_operations_match_matrix_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A network of width 512 on 64 image tokens: the product is [states * tokens, 512] with [512, 2048]."""
 
     def timed(call: Callable[[], object], min_run_time: float) -> Measurement:

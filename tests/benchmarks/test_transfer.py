@@ -135,7 +135,7 @@ def test_a_failed_stage_ends_the_command_with_its_status(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_small_run_compares_and_repeats_nothing(
+def test_small_run_compares_plans_and_second_run_reuses_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # By four chunks the plans are equal here.

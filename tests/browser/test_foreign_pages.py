@@ -62,7 +62,7 @@ def elsewhere(tmp_path: Path) -> Iterator[int]:
         server.shutdown()
 
 
-def test_the_ui_asks_for_the_string_once(ui: Ui, served: LocalPrefect) -> None:
+def test_ui_asks_for_password_once(ui: Ui, served: LocalPrefect) -> None:
     ui.open("dashboard", "Login")
     ui.fill("input", served.auth or "")
     ui.click("Login")
@@ -70,9 +70,7 @@ def test_the_ui_asks_for_the_string_once(ui: Ui, served: LocalPrefect) -> None:
     ui.open("deployments", "ablations", "reevaluate")
 
 
-def test_only_a_page_of_the_ui_that_knows_the_string_is_answered(
-    ui: Ui, served: LocalPrefect, elsewhere: int
-) -> None:
+def test_server_answers_only_its_own_ui_with_password(ui: Ui, served: LocalPrefect, elsewhere: int) -> None:
     string = served.auth or ""
     ui.visit(f"{served.url}/dashboard")
     assert ui.asynchronous(ASK, served.url, string) == ["200", "200", "open"]
@@ -87,7 +85,7 @@ def test_only_a_page_of_the_ui_that_knows_the_string_is_answered(
             assert ui.asynchronous(ASK, served.url, known) == ["refused"] * 3, origin
 
 
-def test_a_name_that_was_made_to_point_here_is_refused(ui: Ui, served: LocalPrefect) -> None:
+def test_rejects_rebound_host_name(ui: Ui, served: LocalPrefect) -> None:
     ui.visit(f"http://evil.example:{served.port}/api/health")
     ui.wait_for("Host must be a name of this server, got evil.example")
 

@@ -59,9 +59,7 @@ def test_the_logs_of_the_stages_are_shown_also_of_those_on_the_pool(ui: Ui, site
     ui.wait_for("> exec python -m stages.train", "Finished in state Completed('ran in")
 
 
-def test_the_outcome_table_tells_what_ran_and_what_came_from_the_cache(
-    ui: Ui, site: Site, pictures: Path
-) -> None:
+def test_outcome_table_separates_run_and_cached_stages(ui: Ui, site: Site, pictures: Path) -> None:
     for run, words in ((site.ran, {"ran"}), (site.cached, {"restored"})):
         open_artifact(ui, site, run, "outcomes-smoke", "train@dance-0")
         rows = {row["stage"]: row for row in by_head(ui.tables()[0])}

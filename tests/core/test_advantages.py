@@ -45,7 +45,7 @@ def test_eps_is_added_to_the_standard_deviation(scale, std):
     assert value == pytest.approx(2 / (std + 0.5), abs=1e-15)
 
 
-def test_what_is_added_is_that_of_the_released_codes():
+def test_eps_equals_released_code():
     assert (GROUP.eps, GLOBAL.eps) == (1e-8, 1e-4)
 
 

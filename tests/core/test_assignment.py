@@ -27,7 +27,7 @@ def test_ragged_rows_by_hand():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("plan", PLANS, ids=["listed", "step", "single"])
-def test_a_shared_plan_is_that_plan_to_the_last_bit(plan, dtype):
+def test_shared_assignment_is_bitwise_equal_to_plan(plan, dtype):
     assignment = ChunkAssignment.shared(plan, 64)
     by_step, by_chunk = draw(64, 16).to(dtype), draw(64, plan.num_chunks).to(dtype)
     assert torch.equal(assignment.means(by_step), chunk_means(by_step, plan))

@@ -80,7 +80,7 @@ def test_reusing_the_prefix_gives_what_recomputing_gives(sampler, coefs, std):
 
 
 @pytest.mark.parametrize("branch_steps", [(0,), (4,), (3, 1), (0, 1, 2, 3, 4)])
-def test_velocities_evaluated_are_those_of_the_formula(branch_steps):
+def test_evaluation_count_matches_formula(branch_steps):
     evaluated = []
 
     def counting(x, t, rows):

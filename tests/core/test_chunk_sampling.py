@@ -82,7 +82,7 @@ def test_rows_without_zeros_get_what_multinomial_gives_them(num_chunks, fraction
         assert not torch.equal(again, drawn)  # the generator has moved on
 
 
-def test_inclusion_is_that_of_successive_draws_and_not_proportional():
+def test_inclusion_matches_successive_draws_not_proportional_rates():
     weights, draws = [1.75, 1.07, 0.83, 0.85], 40000
     chances = inclusion_by_enumeration(weights, 2)
     rates = select_chunks(double(*weights).expand(draws, -1), 0.5, seed(0)).double().mean(dim=0)
@@ -119,7 +119,7 @@ def test_inclusion_by_hand():
         ([1.0, 1e4, 3.0, 100.0, 1e4], 1e-30),
     ],
 )
-def test_inclusion_is_that_of_all_ordered_draws(weights, scale):
+def test_inclusion_matches_enumeration_of_ordered_draws(weights, scale):
     chances = inclusion_probabilities(double(*weights) * scale, 3)
     assert chances.tolist() == pytest.approx(inclusion_by_enumeration(weights, 3), rel=1e-10)
 

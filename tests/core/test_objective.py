@@ -93,7 +93,7 @@ def test_two_steps_as_one_chunk_is_eq_9():
 
 
 @pytest.mark.parametrize("choose", [False, True], ids=["all", "selected"])
-def test_the_objective_is_that_of_plain_loops(choose):
+def test_objective_matches_plain_loops(choose):
     assignment, policy, advantage = plans_of_all_kinds(), LinearPolicy(6), draw(6, seed=3)
     (new, kl), old = policy.log_probs_and_kl(), policy.old_log_probs
     selected = some_of(assignment) if choose else None
@@ -145,7 +145,7 @@ def test_at_the_edges_of_the_clip_range_the_whole_gradient_passes(edge, dtype):
         assert not clipped_chunks(ratio, terms, Bounds(0.1)).any()
 
 
-def test_a_divergence_stops_what_leads_away_by_hand():
+def test_divergence_masks_terms_that_move_away_by_hand():
     # Flow-DPPO, limit 0.1: by columns within it; beyond it and leading away; beyond it and leading back.
     ratio = double([1.2, 1.2, 0.8], [0.8, 0.8, 1.2]).requires_grad_()
     drift = double([0.05, 0.2, 0.2], [0.05, 0.2, 0.2])

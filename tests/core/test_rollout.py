@@ -139,7 +139,7 @@ def test_a_deterministic_run_goes_on_from_any_of_its_states():
     assert torch.equal(rest, whole[:, 2:])
 
 
-def test_steps_outside_the_window_are_the_odes_and_marked():
+def test_steps_outside_the_window_follow_the_ode_with_zero_std():
     mixed = rollout(NOISE, one_each(1, 2), sde_steps=(2, 1))
     for step in (0, 3, 4, 5):
         x, t = mixed.states[:, step], TIMES[step].item()
@@ -161,7 +161,7 @@ def test_coefficients_outside_the_window_do_not_matter():
 
 @pytest.mark.parametrize("sampler", [SDE, CPS], ids=["sde", "cps"])
 @pytest.mark.parametrize("sde_steps", [None, (1, 2)], ids=["all", "window"])
-def test_kept_means_are_those_that_the_states_were_drawn_from(sde_steps, sampler):
+def test_kept_means_and_noise_reproduce_the_states(sde_steps, sampler):
     options = {"sde_steps": sde_steps, "sampler": sampler}
     run = rollout_sde(velocity, NOISE, TIMES, ETAS, one_each(1, 2), keep_means=True, **options)
     plain = rollout_sde(velocity, NOISE, TIMES, ETAS, one_each(1, 2), **options)

@@ -51,18 +51,18 @@ def complaints(block: Block) -> list[str]:
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)
-def test_a_block_can_be_run_or_says_why_not(block: Block) -> None:
+def test_block_is_runnable_or_gives_a_reason(block: Block) -> None:
     assert complaints(block) == []
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "sh"], ids=lambda block: block.place)
-def test_what_commands_name_exists(block: Block) -> None:
+def test_commands_name_existing_files_and_options(block: Block) -> None:
     """Also where they are not run."""
     assert problems(block.text) == []
 
 
 @pytest.mark.parametrize("page", [page for page in TEXTS if page != "CHANGELOG.md"])
-def test_what_commands_within_sentences_name_exists(page: str) -> None:
+def test_inline_commands_name_existing_files_and_options(page: str) -> None:
     said = [span for span in spans(TEXTS[page]) if span.partition(" ")[0] in CHECKS and " " in span]
     said = [re.sub(r" -[-\w]+$", "", span) for span in said]  # `dvc exp run -S`: an option without its value
     assert [problem for span in said for problem in problems(span)] == []
@@ -99,7 +99,7 @@ def test_the_blocks_of_a_page_run(page: str, checkout: Workspace, bucket: str) -
         reader.run(block)
 
 
-def test_the_averages_of_the_documented_query_are_those_of_the_report(checkout: Workspace) -> None:
+def test_documented_query_averages_match_report(checkout: Workspace) -> None:
     (query,) = [block for block in TO_RUN if block.page == "docs/artifacts.md" and block.language == "sql"]
     summary = json.loads((checkout.artifacts / "report" / "summary.json").read_text("utf-8"))
     rows = Reader(checkout, "none").run(query)
@@ -166,6 +166,6 @@ def test_a_block_without_a_runner_or_a_reason_is_refused(block: Block) -> None:
         ("A=1 pyhton -m infra.smoke", "pyhton: no program"),
     ],
 )
-def test_a_command_that_names_what_is_not_there_is_found(command: str, problem: str) -> None:
+def test_detects_command_with_unknown_name(command: str, problem: str) -> None:
     (found,) = problems(command)
     assert problem in found

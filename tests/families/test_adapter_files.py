@@ -171,7 +171,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_is_not_read_is_refused_by_name(message, network, tmp_path):
+def test_unsupported_key_is_refused_by_name(message, network, tmp_path):
     with pytest.raises(DataError, match=rf"a\.safetensors: .*{message}"):
         read(network, REFUSED[message], tmp_path)
 

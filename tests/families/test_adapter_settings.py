@@ -77,14 +77,14 @@ def test_a_file_of_peft_with_another_name_has_the_settings_beside_it(tiny: Load,
 
 
 @pytest.mark.parametrize("start", ["pissa", "pissa_niter_2", "olora"])
-def test_a_start_that_changes_the_base_model(start, tiny, tmp_path):
+def test_refuses_initialisation_that_changes_base_model(start, tiny, tmp_path):
     """peft changes the base model in the same way again; here it would be another one."""
     of_peft(tiny, tmp_path, init_lora_weights=start)
     with pytest.raises(DataError, match=rf"adapter_config\.json: init_lora_weights must be .* got '{start}'"):
         tiny().with_transformer(tmp_path)
 
 
-def test_a_start_that_peft_has_taken_out_of_the_weights(tiny: Load, tmp_path: Path) -> None:
+def test_reads_pissa_adapter_converted_by_peft(tiny: Load, tmp_path: Path) -> None:
     family = tiny()
     model = get_peft_model(
         family.transformer, LoraConfig(r=3, target_modules=["to_q"], init_lora_weights="pissa")
@@ -114,14 +114,14 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_another_kind_is_named(kind, tiny, tmp_path):
+def test_error_names_unsupported_adapter_kind(kind, tiny, tmp_path):
     get_peft_model(tiny().transformer, KINDS[kind]).save_pretrained(tmp_path)
     with pytest.raises(DataError, match=rf"adapter_config\.json: an adapter of kind {kind}; only"):
         tiny().with_transformer(tmp_path)
 
 
 @pytest.mark.parametrize("start", ["corda", "loftq", "lora_ga", "PiSSA", "of a later release", 2, ["pissa"]])
-def test_starts_by_a_closed_list(start):
+def test_refuses_initialisation_outside_allowed_list(start):
     with pytest.raises(DataError, match="init_lora_weights must be one of"):
         check_settings({"init_lora_weights": start}, "here")
 

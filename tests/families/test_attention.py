@@ -30,7 +30,7 @@ def test_all_names_are_known_to_diffusers() -> None:
 
 
 @pytest.mark.parametrize("backend", ["native", "_native_math", "_native_flash"])
-def test_the_velocity_is_that_of_the_default(backend: str) -> None:
+def test_velocity_matches_default_backend(backend: str) -> None:
     assert (velocity(load(backend)) - velocity(load(None))).abs().max() < 1e-5
 
 
@@ -55,7 +55,7 @@ def test_copies_and_saved_policies_have_it_and_other_models_do_not(tmp_path) -> 
 @pytest.mark.parametrize(
     ("backend", "reason"), [("flash", "flash-attn"), ("_native_efficient", "No viable backend")]
 )
-def test_what_does_not_work_here_is_refused_when_the_model_is_loaded(backend: str, reason: str) -> None:
+def test_unsupported_backend_is_refused_at_load(backend: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=f"model.attention_backend: {backend} does not work.*{reason}"):
         load(backend)
 

@@ -119,7 +119,7 @@ STRANGE = [
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize(("edit", "message"), STRANGE)
-def test_strange_files_are_named_as_what_they_are(edit, message, device, changed, copy):
+def test_error_describes_invalid_weight_file(edit, message, device, changed, copy):
     for part in PARTS:
         shutil.rmtree(copy)
         shutil.copytree(TINY, copy)

@@ -37,7 +37,7 @@ def test_the_toy_sd3_equals_diffusers_pipeline(scale):
 
 
 @pytest.mark.parametrize("name", [name for name, scale in GUIDED if scale > 1])
-def test_guidance_in_two_passes_is_that_in_one(name, checkpoints):
+def test_guidance_in_two_passes_matches_one_pass(name, checkpoints):
     case = module_of(name).CASE
     found = differences(name, checkpoints[name]["sharded"], case.sizes[0], 4, case.scales[-1], passes=2)
     assert max(found) < 1e-5

@@ -65,7 +65,7 @@ def test_latents_and_pictures_equal_those_of_diffusers_pipeline(
 
 @pytest.mark.parametrize("seed", [7, 8])
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (24, 64), (40, 16)])
-def test_every_step_equals_that_of_diffusers_from_the_same_state(height, width, seed):
+def test_every_step_equals_diffusers_from_the_same_state(height, width, seed):
     """Step by step rounding does not add up, so this holds far closer than the whole trajectory can."""
     family = FluxFamily.load(LoadOptions(str(TINY), height=height, width=width, max_sequence_length=8))
     noise = torch.randn(4, *family.latent_shape, generator=torch.Generator().manual_seed(seed))
@@ -96,7 +96,7 @@ def test_every_step_equals_that_of_diffusers_from_the_same_state(height, width, 
 @pytest.mark.parametrize(
     "settings", [{"shift": 2.0}, {"use_dynamic_shifting": True, "base_image_seq_len": 8}]
 )
-def test_the_pipelines_own_grid_is_that_of_its_call(settings, size, tmp_path):
+def test_pipeline_times_equal_diffusers_grid(settings, size, tmp_path):
     """A static shift, and one that depends on the size."""
     pipeline = FluxPipeline.from_pretrained(TINY, dtype=torch.float32)
     pipeline.scheduler = FlowMatchEulerDiscreteScheduler(**settings)
@@ -115,7 +115,7 @@ def test_the_pipelines_own_grid_is_that_of_its_call(settings, size, tmp_path):
         assert (times - plain).abs().max() < 1e-6  # a plain grid, too: exp(mu) is its shift
 
 
-def test_a_scheduler_of_its_own_levels_shifts_twice(tmp_path):
+def test_scheduler_with_own_levels_applies_shift_twice(tmp_path):
     """Of SD3: levels from 1 to shift(1 / 1000), shifted again. shift(t) = 3 t / (1 + 2 t)."""
 
     class Twice(FluxFamily):

@@ -105,7 +105,7 @@ def test_parts_of_two_checkpoints(tmp_path):
         load("sd3", other)
 
 
-def test_another_size_and_an_unknown_layer_are_told_without_reading_values(tmp_path):
+def test_reports_wrong_size_and_unknown_layer_before_reading_weights(tmp_path):
     folder = saved("sd3", tmp_path, pos_embed_max_size=6)
     options = load("sd3", folder)._options
     check_checkpoint("sd3", options, [(16, 24)], ("to_q",))

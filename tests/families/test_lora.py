@@ -97,14 +97,14 @@ class TestStart:
 
 
 class TestReference:
-    def test_it_is_the_base_to_the_bit(self, adapted, load):
+    def test_reference_is_bitwise_equal_to_base(self, adapted, load):
         reference, policy = adapted.reference(), velocity(adapted)
         expected = velocity(load())
         assert torch.equal(velocity(reference, like=adapted), expected)
         assert not torch.equal(policy, expected)
         assert torch.equal(velocity(adapted), policy)
 
-    def test_it_takes_no_memory(self, adapted):
+    def test_reference_allocates_no_weights(self, adapted):
         network, before = adapted.transformer, storages(adapted.transformer)
         held = sum(weight.numel() for weight in network.parameters())
         reference = adapted.reference()
@@ -134,7 +134,7 @@ class TestReference:
         assert not any(flags(adapted.transformer))
 
     @pytest.mark.parametrize("checkpointing", [False, True])
-    def test_it_may_run_between_a_pass_and_its_gradient(self, load, checkpointing):
+    def test_reference_pass_before_backward_keeps_gradients(self, load, checkpointing):
         found = []
         for between in (False, True):
             family = load()
@@ -250,7 +250,7 @@ class TestFiles:
         with pytest.raises(DataError, match=r"not an adapter of this .*transformer_blocks\.77\.attn\.to_q"):
             load().with_transformer(tmp_path)
 
-    def test_weights_that_are_trained_are_no_base(self, adapted, load, tmp_path):
+    def test_adapter_is_refused_on_fully_trained_weights(self, adapted, load, tmp_path):
         adapted.save_transformer(adapted.policy_state(), tmp_path)
         family = load()
         family.prepare_training(options(), seed=0)

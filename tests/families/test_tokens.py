@@ -17,7 +17,7 @@ LONG = "a red circle left of a blue square " * 9
 FORMS: Final = ("NFC", "NFD", "NFKC")
 
 
-def test_limits_are_those_of_the_encoders():
+def test_token_limits_match_encoders():
     limits = token_limits("flux", str(TINY), None, 8)
     assert {name: limit for name, (_, limit) in limits.items()} == {
         "CLIP": AutoTokenizer.from_pretrained(TINY / "tokenizer").model_max_length,

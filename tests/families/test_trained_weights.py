@@ -107,7 +107,7 @@ def with_a_nan(folder: Path) -> None:
         pytest.param(with_config("{}"), f"{{}}/{WEIGHTS}: weights do not fit the model: ", id="no values"),
     ],
 )
-def test_damage_is_told(damage, message, tiny, trained):
+def test_damaged_policy_is_reported(damage, message, tiny, trained):
     damage(trained)
     with pytest.raises(DataError) as caught:
         tiny().with_transformer(trained)

@@ -102,7 +102,7 @@ class TestFull:
         assert {weight.dtype for weight in family.trainable_parameters()} == {torch.float32}
         assert velocity(family).dtype == torch.float32
 
-    def test_the_reference_is_what_the_policy_was(self, load):
+    def test_reference_keeps_initial_policy(self, load):
         family = load()
         family.prepare_training(options(), seed=0)
         reference, start = family.reference(), velocity(family)

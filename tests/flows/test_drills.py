@@ -46,7 +46,7 @@ def test_a_drill_finds_no_difference(command: str, said: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="mounts a disk of its own")
 @pytest.mark.parametrize("disk", ["clones", "cache", "home"])
-def test_a_full_disk_is_told_loses_nothing_and_the_next_run_completes(
+def test_full_disk_is_reported_and_next_run_completes(
     disk: str, tmp_path: Path, make_pipeline: Callable[[Path], Path]
 ) -> None:
     """On the small pipeline."""
@@ -71,7 +71,7 @@ def drawn(seed: int, count: int) -> list[tuple[str, State]]:
     return found
 
 
-def test_the_changes_of_a_seed_are_valid_of_all_kinds_and_the_same_again() -> None:
+def test_drawn_changes_are_valid_reproducible_and_cover_all_kinds() -> None:
     found = drawn(0, 80)
     assert found[:20] == drawn(0, 19)
     for _, state in found:

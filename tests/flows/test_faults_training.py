@@ -50,7 +50,7 @@ def test_a_training_that_ends_with_75_is_tried_again(watch: Watch, shell: Shell)
     assert child["run_count"] == 1
 
 
-def test_a_stalled_training_is_told_in_both_logs_then_ended_and_tried_again(
+def test_stalled_training_is_logged_ended_and_retried(
     tmp_path: Path, make_pipeline: Callable[[Path], Path], shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The environment of the workers says that it ends; nobody else would continue the stopped process."""

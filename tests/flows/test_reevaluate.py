@@ -82,7 +82,7 @@ def test_without_a_published_run_there_is_nothing_to_evaluate(watch: Watch) -> N
     assert "No finished run of preset tiny is published" in message
 
 
-def test_of_late_runs_the_newest_measures(watch: Watch) -> None:
+def test_only_newest_late_run_evaluates(watch: Watch) -> None:
     """Without a worker the runs of a schedule become late; a run started by hand is none of them."""
     pool, deployment = "work_pools/cpu", watch.ask("GET", "deployments/name/chunk-grpo/reevaluate")
     schedules = f"deployments/{deployment['id']}/schedules"
@@ -182,7 +182,7 @@ def test_another_policy_is_evaluated_beside_the_models(watch: Watch, published: 
     assert (published / "dvc.lock").read_bytes() == trained
 
 
-def test_a_moved_score_is_told(watch: Watch, published: Path, known: str) -> None:
+def test_moved_score_is_reported_once(watch: Watch, published: Path, known: str) -> None:
     """The only evaluation that is known has means that no score can reach."""
     shift(published, known)
     with webhook(watch.prefect) as told:

@@ -225,9 +225,7 @@ def server_folder(machines: Machines, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.slow
-def test_an_object_that_does_not_arrive_is_no_reason_to_compute_it_again(
-    machines: Machines, server_folder: Path
-) -> None:
+def test_missing_object_fails_instead_of_recomputing(machines: Machines, server_folder: Path) -> None:
     """DVC would: it tells the error and runs the stage."""
     first = pushed_by(machines)
     broken = server_folder / object_of(first, MODEL)

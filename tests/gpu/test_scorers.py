@@ -19,9 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_scores_are_those_of_the_cpu(
-    kind: str, device: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_match_cpu(kind: str, device: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     exact = scores(kind, "cpu", folder)
     assert np.allclose(scores(kind, device, folder), exact, rtol=1e-3, atol=1e-3)

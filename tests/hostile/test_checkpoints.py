@@ -114,7 +114,9 @@ def test_a_pickle_as_a_part_is_not_run(by: str, folder: Path) -> None:
     ["x", {}, [], 7, {"folder": PARTS}, {"folder": 7, "checksums": {}, "tensors": {}}, torch.ones(2)],
 )
 @PLACES
-def test_a_description_of_another_kind_is_a_sentence(by: str, shards: Any, folder: Path, caplog: Any) -> None:
+def test_unknown_shard_description_gives_an_error_message(
+    by: str, shards: Any, folder: Path, caplog: Any
+) -> None:
     write(folder / "given", shards)
     assert "describes its sharded tensors in an unknown way" in refused(folder / "given", by) + caplog.text
 

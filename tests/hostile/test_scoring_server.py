@@ -62,7 +62,7 @@ def checked(answer: httpx.Response) -> int:
     return answer.status_code
 
 
-def test_any_value_in_any_place_is_scored_or_told(url: str) -> None:
+def test_random_value_in_any_field_is_scored_or_rejected(url: str) -> None:
     random_, statuses = random.Random(47), []
     with httpx.Client() as client:
         assert checked(client.post(f"{url}/score", content=json.dumps(good()))) == 200
@@ -85,14 +85,14 @@ def test_any_value_in_any_place_is_scored_or_told(url: str) -> None:
         {"type": None},
     ],
 )
-def test_no_picture_is_no_batch(url: str, changes: dict[str, Any]) -> None:
+def test_rejects_batch_of_empty_pictures(url: str, changes: dict[str, Any]) -> None:
     message = good() | changes
     for row in message["rows"]:
         row["pixels"] = ""
     assert checked(httpx.post(f"{url}/score", content=json.dumps(message))) == 400
 
 
-def test_damaged_bodies_are_scored_or_told(url: str) -> None:
+def test_damaged_bodies_are_scored_or_rejected(url: str) -> None:
     random_, line = random.Random(48), json.dumps(good()).encode()
     with httpx.Client() as client:
         for _ in range(150):
@@ -104,7 +104,7 @@ def test_damaged_bodies_are_scored_or_told(url: str) -> None:
         assert checked(client.post(f"{url}/score", content=deep)) == 400
 
 
-def test_heads_that_are_none_end_their_connection(url: str) -> None:
+def test_malformed_head_closes_connection(url: str) -> None:
     random_ = random.Random(49)
     host, port = url.removeprefix("http://").split(":")
     heads = [

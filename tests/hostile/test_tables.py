@@ -109,7 +109,7 @@ def rows_of(name: SchemaName, random_: random.Random) -> list[Row]:
 
 
 @pytest.mark.parametrize("name", ["scores", "images"])
-def test_flipped_bits_are_told_or_change_nothing(name: SchemaName, tmp_path: Path) -> None:
+def test_flipped_bits_are_detected_or_harmless(name: SchemaName, tmp_path: Path) -> None:
     """Pages have checksums; a lost page is a number of rows that differs from the file's."""
     random_, path = random.Random(45), tmp_path / "table.parquet"
     write_table(table_from_rows(rows_of(name, random_), name), path, name, row_group_bytes=1000)
@@ -129,7 +129,7 @@ def test_flipped_bits_are_told_or_change_nothing(name: SchemaName, tmp_path: Pat
     assert refused > 200
 
 
-def test_truncated_and_swapped_files_are_told(tmp_path: Path) -> None:
+def test_truncated_and_swapped_files_are_detected(tmp_path: Path) -> None:
     random_, path = random.Random(46), tmp_path / "table.parquet"
     write_table(table_from_rows(rows_of("scores", random_), "scores"), path, "scores")
     content = path.read_bytes()
@@ -149,7 +149,7 @@ def test_truncated_and_swapped_files_are_told(tmp_path: Path) -> None:
         ([{"value": None}], "'value' must be null exactly where 'refusal' gives the reason, got null"),
     ],
 )
-def test_what_breaks_a_rule_is_not_written(rows: list[Row], told: str, tmp_path: Path) -> None:
+def test_invalid_rows_are_not_written(rows: list[Row], told: str, tmp_path: Path) -> None:
     given = [rows_of("scores", random.Random(1))[0] | row for row in rows]
     with pytest.raises(DataError, match=told):
         write_table(table_from_rows(given, "scores"), tmp_path / "t.parquet", "scores", row_group_bytes=1)

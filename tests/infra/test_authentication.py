@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 STRING = "somebody:a-password-of-the-test"
 
 
-def test_the_server_refuses_who_has_not_the_string_and_a_run_completes(
+def test_server_requires_password_and_run_completes(
     tmp_path: Path, make_pipeline: Callable[[Path], Path]
 ) -> None:
     root, port = make_pipeline(tmp_path / "root"), free_port()
@@ -51,7 +51,7 @@ def typed(root: Path, port: int, *words: str, **variables: str) -> subprocess.Co
     return subprocess.run(command, cwd=root, env=kept | url | variables, capture_output=True, text=True)
 
 
-def test_commands_in_the_folder_find_the_string_that_was_made(
+def test_commands_in_folder_find_generated_password(
     tmp_path: Path, make_pipeline: Callable[[Path], Path]
 ) -> None:
     root, port = make_pipeline(tmp_path / "root"), free_port()

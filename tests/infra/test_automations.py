@@ -56,9 +56,7 @@ def container_pool(served: LocalPrefect) -> Iterator[str]:
 WAYS = (["Pending"], ["Pending", "Submitting"], ["Pending", "Submitting", "InfrastructurePending"])
 
 
-def test_a_run_that_never_starts_crashes_however_far_its_worker_came(
-    impatient: LocalPrefect, container_pool: str
-) -> None:
+def test_run_that_never_starts_is_marked_crashed(impatient: LocalPrefect, container_pool: str) -> None:
     told = {
         "chunk-grpo/full": "Its worker was lost: not running 10 s after it was taken.",
         container_pool: "No image, no machine, or its worker was lost: not running 25 s",

@@ -17,7 +17,7 @@ from tests.drills.watch import load
 
 
 @pytest.mark.slow
-def test_a_server_that_many_write_to_keeps_answering(
+def test_server_answers_under_concurrent_writes(
     tmp_path: Path, make_pipeline: Callable[[Path], Path]
 ) -> None:
     """With SQLAlchemy 2.0 a request of such a minute waits for up to a minute."""

@@ -88,7 +88,7 @@ def test_pauses_grow_and_a_child_that_ends_again_and_again_is_given_up(two: Chil
     assert two.is_running("second")
 
 
-def test_ends_long_ago_do_not_count(two: Children, clock: Clock) -> None:
+def test_old_exits_do_not_lengthen_the_pause(two: Children, clock: Clock) -> None:
     said: list[str] = []
     for _ in range(len(children.PAUSES) + 3):
         kill(two, "second")

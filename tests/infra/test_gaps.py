@@ -158,7 +158,7 @@ def test_timers_are_deleted_only_after_they_were_judged(clock: Clock, swept: lis
         assert len(swept) == times
 
 
-def test_prefect_calls_what_is_replaced() -> None:
+def test_prefect_calls_patched_functions() -> None:
     """A version of Prefect that does not would judge without patience."""
     for function in (gaps.triggers.reactive_evaluation, gaps.triggers.proactive_evaluation):
         assert "evaluate" in function.__code__.co_names

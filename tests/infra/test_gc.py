@@ -60,7 +60,7 @@ def publish_lock(checkout: Path, root: Path) -> None:
     shutil.move(checkout / "dvc.lock", root / "tiny" / "dvc.lock")
 
 
-def test_results_that_nothing_names_go_and_can_be_made_again(
+def test_unreferenced_results_are_removed_and_reproducible(
     checkout: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted((checkout / ".dvc/cache").rglob("*"))
@@ -130,7 +130,7 @@ def test_models_of_a_published_run_can_be_evaluated_again(
     assert (clone / "models/a.txt").exists()
 
 
-def test_a_folder_of_published_runs_that_is_missing_stops_it(
+def test_gc_stops_if_published_folder_is_missing(
     checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A disk that is not mounted now. A home that is gone, as that of `make smoke`, is none."""
@@ -175,9 +175,7 @@ def test_nothing_is_removed_while_a_flow_run_uses_the_cache(
     assert gc(checkout, "--delete") == 0
 
 
-def test_nothing_is_looked_at_while_dvc_runs_a_stage_in_the_checkout(
-    checkout: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gc_stops_while_dvc_runs_a_stage(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     params = checkout / "params.yaml"
     params.write_text(params.read_text().replace("objective: chunk", "eta: 5\n    objective: chunk", 1))
     (checkout / "a.pid").unlink()
@@ -190,7 +188,7 @@ def test_nothing_is_looked_at_while_dvc_runs_a_stage_in_the_checkout(
     assert gc(checkout) == 0
 
 
-def test_a_cache_elsewhere_may_have_other_users(
+def test_gc_refuses_external_cache_with_other_checkouts(
     checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cache, other = tmp_path / "cache", tmp_path / "other"

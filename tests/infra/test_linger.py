@@ -42,7 +42,7 @@ CONTAINER_SECONDS = STOP_SECONDS + 30
 
 @pytest.mark.skipif(sys.platform != "linux", reason="in containers alone")
 @pytest.mark.parametrize(("by", "code"), [("itself", 3), ("SIGTERM", 128 + signal.SIGTERM)])
-def test_what_the_command_leaves_is_asked_to_end_and_waited_for(by: str, code: int, tmp_path: Path) -> None:
+def test_remaining_children_are_terminated_and_awaited(by: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "stage.py").write_text(STAGE)
     command = [
         sys.executable,
@@ -61,7 +61,7 @@ def test_what_the_command_leaves_is_asked_to_end_and_waited_for(by: str, code: i
     assert (tmp_path / "saved").exists()
 
 
-def test_each_waits_longer_than_what_it_waits_for() -> None:
+def test_outer_stop_timeouts_exceed_inner_ones() -> None:
     assert 0 < STOP_MARGIN < min(MARGIN, local_prefect.STOP_MARGIN) < CONTAINER_SECONDS - STOP_SECONDS
 
 

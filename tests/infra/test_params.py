@@ -35,7 +35,7 @@ def test_compose_asks_before_edits_are_lost(root: Path, capsys: pytest.CaptureFi
         ("  encode: null", "  encdoe: null", "pools.encdoe: unknown key; did you mean 'encode'?"),
     ],
 )
-def test_check_refuses_what_dvc_would_not_look_at(
+def test_check_refuses_values_that_dvc_ignores(
     old: str, new: str, said: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert params.main(["check"]) == 0
@@ -51,9 +51,7 @@ def test_the_makefile_checks_before_dvc_touches_anything() -> None:
     assert recipe.index("infra.params check") < recipe.index("dvc repro")
 
 
-def test_prompts_that_no_iteration_uses_are_remarked_on(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unused_train_prompts_give_a_note(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert params.main(["check"]) == 0
     assert capsys.readouterr() == ("", "")  # 3 seeds draw 960 of 300 prompts
     assert params.main(["compose", "flux-dev", "--force"]) == 0

@@ -176,7 +176,7 @@ def test_the_values_are_those_of_the_scorer(here: Path) -> None:
         (["image,text", "a.png,one"], 3, "needs one field 'prompt' with the prompt"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_the_files_is_said_before_a_scorer_is_called(
+def test_file_problems_are_reported_before_scoring(
     prompts: list[str], code: int, message: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     images({"a.png": 1, "b.png": 2})
@@ -279,7 +279,7 @@ def test_an_image_outside_the_folder_is_refused(
 
 
 @pytest.mark.parametrize("name", ["a\0.png", "x" * 300, "loop", "\ud800.png", "pipe.png", "folder.png"])
-def test_a_name_of_no_file_is_refused(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_image_name_must_be_a_regular_file(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     images({"a.png": 1})
     Path("made/loop").symlink_to("loop")
     os.mkfifo("made/pipe.png")
@@ -290,12 +290,12 @@ def test_a_name_of_no_file_is_refused(name: str, here: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("scorers", ["", "own.yaml"])
-def test_the_missing_folder_is_said_first(scorers: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_folder_is_reported_first(scorers: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["", "--scorers", scorers]) == 2
     assert capsys.readouterr().err.startswith("error: the folder of the images must have a name")
 
 
-def test_what_is_not_scored_is_said_in_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unscored_files_are_listed_in_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     images({"1.png": 1, "2.png": 2, "sub/3.png": 3})
     Path("made/notes.txt").write_text("no image")
     lines(["one", "two"])

@@ -34,7 +34,7 @@ def refusal(home: Path, port: int) -> str:
     return str(error.value)
 
 
-def test_a_second_one_in_the_folder_ends_before_it_touches_anything(home: Path) -> None:
+def test_second_make_serve_in_folder_changes_nothing(home: Path) -> None:
     with locked(home / PORT):
         (home / PORT).write_text("4321\n")
         assert "already runs here, on port 4321" in refusal(home, free_port())
@@ -55,7 +55,7 @@ def web_server(answer: bytes) -> Iterator[int]:
         server.shutdown()
 
 
-def test_a_port_in_use_is_told_from_our_own_server(home: Path) -> None:
+def test_used_port_error_tells_prefect_from_other_programs(home: Path) -> None:
     with web_server(b"true") as port:
         assert f"port {port} is in use by a Prefect server, perhaps `make serve` of another" in refusal(
             home, port
@@ -68,7 +68,7 @@ def test_a_port_in_use_is_told_from_our_own_server(home: Path) -> None:
         assert f"port {port} is in use by another program" in refusal(home, port)
 
 
-def test_a_string_is_made_in_a_closed_folder_and_commands_are_told_where(home: Path) -> None:
+def test_password_is_generated_in_private_folder(home: Path) -> None:
     prefect = from_environment()
     assert ask_for_string(prefect)
     assert prefect.auth is not None
@@ -81,9 +81,7 @@ def test_a_string_is_made_in_a_closed_folder_and_commands_are_told_where(home: P
     assert prefect.auth not in repr(prefect)
 
 
-def test_it_can_be_switched_off_with_words_that_say_what_this_means(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_password_can_be_disabled_with_a_warning(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTH", "0")
     prefect = from_environment()
     assert not ask_for_string(prefect)
@@ -97,7 +95,7 @@ def test_it_can_be_switched_off_with_words_that_say_what_this_means(
             ask_for_string(prefect)
 
 
-def test_a_string_of_the_user_is_taken(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_password_is_used(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SERVER_STRING, "me:mine")
     monkeypatch.setenv(OUR_STRING, "other:server")
     prefect = from_environment()

@@ -163,14 +163,14 @@ def told(served: LocalPrefect, module: str, *options: str, **environment: str) -
     ("url", "message"),
     [("{}", "it ends with /api"), ("{}/api/api", "refused"), ("http://127.0.0.1:1/api", "make serve")],
 )
-def test_a_wrong_address_is_told(served: LocalPrefect, url: str, message: str) -> None:
+def test_wrong_server_address_is_reported(served: LocalPrefect, url: str, message: str) -> None:
     address = url.format(served.url)
     for command in (["setup"], ["worker", "--pool", "gpu"]):
         said = told(served, *command, PREFECT_API_URL=address)
         assert address in said and message in said
 
 
-def test_a_worker_of_an_unknown_pool_is_told_to_set_up(served: LocalPrefect) -> None:
+def test_unknown_pool_error_names_setup_command(served: LocalPrefect) -> None:
     said = told(served, "worker", "--pool", "tpu")
     assert "no work pool 'tpu': run `python -m infra.setup`" in said
 

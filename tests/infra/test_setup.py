@@ -45,7 +45,7 @@ def test_only_a_pool_with_a_template_gets_another_type(tmp_path: Path) -> None:
         ({"pool_type": "kubernetes"}, "needs a base job template: --template"),
     ],
 )
-def test_settings_that_make_no_sense_are_told(arguments: dict[str, Any], message: str) -> None:
+def test_rejects_invalid_pool_settings(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(SetUpError, match=message):
         SetUp(**arguments).pools()
 
@@ -70,14 +70,14 @@ def test_pools_that_parameters_or_presets_name_get_the_deployments_of_stages(tmp
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"variables": {}}'])
-def test_a_file_that_is_no_template_is_named(tmp_path: Path, text: str) -> None:
+def test_invalid_template_error_names_the_file(tmp_path: Path, text: str) -> None:
     file = tmp_path / "template.json"
     file.write_text(text)
     with pytest.raises(SetUpError, match=str(file)):
         read_template(file)
 
 
-def test_a_proxy_that_hands_no_websockets_on_is_told_and_not_fatal(
+def test_proxy_without_websockets_gives_a_warning(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     event = Event(event="watch", resource=Resource({"prefect.resource.id": "prefect.flow-run.1"}))
@@ -110,9 +110,7 @@ def test_numbers_of_make_serve_are_whole_and_not_too_small(
         serve.from_environment()
 
 
-def test_make_serve_changes_the_limit_for_gpus_only_when_it_is_told_a_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpu_limit_changes_only_if_number_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for text, expected in {"": (1, True), "0": (1, True), "4": (4, False)}.items():
         monkeypatch.setenv("GPU_WORKERS", text)
         gpu = serve.from_environment()._set_up().pools()[1]
@@ -138,7 +136,7 @@ def serving_shell(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("serving_shell")
-def test_a_check_or_a_drill_uses_nothing_of_what_make_serve_uses(
+def test_checks_and_drills_ignore_make_serve_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefect = LocalPrefect(root=tmp_path, home=tmp_path / "home", port=4300)
@@ -156,7 +154,7 @@ def test_a_check_or_a_drill_uses_nothing_of_what_make_serve_uses(
 
 
 @pytest.mark.usefixtures("serving_shell")
-def test_make_serve_takes_from_the_environment_where_results_are_and_who_is_told(
+def test_make_serve_reads_settings_from_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "user:secret")

@@ -12,7 +12,7 @@ from infra.local_prefect import LocalPrefect
 from infra.setup import SetUpError
 
 
-def test_a_server_that_does_not_start_is_told(
+def test_server_start_failure_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(prefect: LocalPrefect) -> None:
@@ -26,7 +26,7 @@ def test_a_server_that_does_not_start_is_told(
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_before_its_first_stage_is_told(
+def test_failure_before_first_stage_is_reported(
     tmp_path: Path, make_pipeline: Callable[[Path], Path]
 ) -> None:
     root = make_pipeline(tmp_path / "root")

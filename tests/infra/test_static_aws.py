@@ -64,7 +64,7 @@ def test_a_flow_run_on_ecs_fits_the_request_and_has_no_root_and_no_secret_by_val
     assert definition["requiresCompatibilities"] == ["EC2" if pool == "gpu" else "FARGATE"]
 
 
-def test_what_is_to_be_replaced_is_said_in_the_documentation() -> None:
+def test_template_placeholders_are_documented() -> None:
     text = (INFRA.parent / "docs" / "deploy.md").read_text("utf-8")
     known = ("ENABLED", "DISABLED", "FARGATE", "EC2", "GPU", "ALL")
     given = [each for pool in POOLS for each in strings(rendered(template("aws", pool)))]

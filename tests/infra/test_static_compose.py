@@ -72,7 +72,7 @@ def test_every_reference_stands_in_the_example_which_has_no_values() -> None:
     assert not any(example.values())
 
 
-def test_only_who_needs_them_has_keys_and_tokens() -> None:
+def test_only_required_services_have_secrets() -> None:
     def holders(reference: str) -> set[str]:
         return {name for name, each in SERVICES.items() if reference in str(each.get("environment"))}
 

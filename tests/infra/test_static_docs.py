@@ -26,7 +26,7 @@ CHECKERS |= {name: name for name in ("prefect-kubernetes", "prefect-aws")}
 
 
 @pytest.mark.parametrize("said", CHECKERS)
-def test_a_package_has_the_version_that_is_said(said: str) -> None:
+def test_documented_package_version_is_pinned(said: str) -> None:
     files = [ROOT / "constraints.txt", ROOT / "infra" / "docker" / "dispatcher.txt"]
     pins = [line.split(";")[0] for file in files for line in file.read_text("utf-8").splitlines()]
     number = re.findall(rf"\b{said} (\d+\.\d+\.\d+)", TEXT)[0]

@@ -140,7 +140,7 @@ def test_only_the_server_has_the_database_and_only_the_set_up_the_webhook() -> N
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_a_dispatcher_serves_one_pool_and_hands_the_authentication_on_by_reference(pool: str) -> None:
+def test_dispatcher_serves_one_pool_and_passes_auth_by_reference(pool: str) -> None:
     container = PODS[f"dispatcher-{pool}"]["containers"][0]
     assert container["args"][3:7] == ["--pool", pool, "--type", "kubernetes"]
     assert ("--with-healthcheck" in container["args"]) == ("livenessProbe" in container)

@@ -29,7 +29,7 @@ def test_every_variable_is_used_explained_and_its_default_allowed(kind: str, poo
 
 
 @pytest.mark.parametrize(("kind", "type_"), [("kubernetes", "kubernetes"), ("aws", "ecs")])
-def test_the_set_up_makes_pools_with_them(kind: str, type_: str) -> None:
+def test_setup_creates_pools_from_templates(kind: str, type_: str) -> None:
     files = {pool: INFRA / kind / f"{pool}.json" for pool in POOLS}
     pools = SetUp(pool_type=type_, templates=files).pools()
     assert [(pool.name, pool.type, pool.template) for pool in pools] == [

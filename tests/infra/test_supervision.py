@@ -36,7 +36,7 @@ def training(prefect: LocalPrefect) -> list[psutil.Process]:
     return processes(prefect.process("worker-gpu"), "stages.work train")
 
 
-def test_a_failed_run_is_told_once_and_not_run_again(served: LocalPrefect, told: list[str]) -> None:
+def test_failed_run_notifies_once_and_is_not_retried(served: LocalPrefect, told: list[str]) -> None:
     run = start_run(served, preset="smoke", overrides=of_variant_a(kl_coef=3.0))
     wait_for(lambda: state(served, run)[0] in ENDED, 120, "ended")
     time.sleep(45)

@@ -79,7 +79,7 @@ def test_a_clone_pulls_the_results(finished: Path, shell: Shell, tmp_path: Path)
         ),
     ],
 )
-def test_what_cannot_be_tracked(
+def test_rejects_run_that_cannot_be_tracked(
     spoil: Callable[[Path], None],
     message: str,
     finished: Path,

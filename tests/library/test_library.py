@@ -220,7 +220,7 @@ def test_wrong_settings_are_refused_before_anything_is_loaded(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_method_and_a_model_name_what_is_wrong(prompts: PromptSet) -> None:
+def test_method_and_model_errors_name_the_setting(prompts: PromptSet) -> None:
     with pytest.raises(ConfigError, match=r"method.selction: unknown key; did you mean 'selection'"):
         cg.method("step", selction="weighted")
     with pytest.raises(ConfigError, match=r"chunks.plans.method.kind: must be one of"):

@@ -66,7 +66,7 @@ def test_a_run_that_stops_makes_no_further_attempt() -> None:
     assert stage.runs == 1
 
 
-def test_a_pause_has_its_context() -> None:
+def test_retry_pause_enters_given_context() -> None:
     stage, seen = Stage(75), list[str]()
 
     @contextmanager
@@ -79,7 +79,7 @@ def test_a_pause_has_its_context() -> None:
     assert seen == ["paused after 1", "over before 2"]
 
 
-def test_pauses_have_a_longest() -> None:
+def test_retry_pauses_grow_to_a_maximum() -> None:
     assert [pause_after(number) for number in range(1, 6)] == [15, 60, 240, 600, 600]
 
 

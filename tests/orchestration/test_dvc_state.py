@@ -49,7 +49,7 @@ def test_a_plain_dvc_keeps_its_state_in_a_closed_folder(pipeline: Path, own: Pat
     assert shell(pipeline, "git", "status", "--porcelain") == ""
 
 
-def test_clones_of_flow_runs_and_worktrees_do_too(
+def test_clones_and_worktrees_keep_state_in_closed_folder(
     pipeline: Path, own: Path, tmp_path: Path, shell: Shell
 ) -> None:
     commit = shell(pipeline, "git", "rev-parse", "HEAD").strip()
@@ -62,7 +62,7 @@ def test_clones_of_flow_runs_and_worktrees_do_too(
     assert own in state(tmp_path / "tree").parents
 
 
-def test_an_experiment_in_a_temporary_folder_does_too(pipeline: Path, own: Path, shell: Shell) -> None:
+def test_temporary_experiment_keeps_state_in_closed_folder(pipeline: Path, own: Path, shell: Shell) -> None:
     keep_own_state(pipeline)
     shell(pipeline, sys.executable, "-m", "dvc", "exp", "run", "--temp", "prepare")
     assert len(list((own / "repo").iterdir())) == 2  # of the checkout, and of the experiment

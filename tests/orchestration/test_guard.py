@@ -47,7 +47,7 @@ def written_pid(folder: Path) -> int:
     ("code", "expected"),
     [("pass", 0), ("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)],
 )
-def test_the_exit_code_is_that_of_the_command(code: str, expected: int) -> None:
+def test_returns_exit_code_of_command(code: str, expected: int) -> None:
     assert subprocess.run(supervised([sys.executable, "-c", code], 1)).returncode == expected
 
 
@@ -61,7 +61,7 @@ def test_sigterm_waits_until_every_process_has_saved(tmp_path: Path) -> None:
     assert has_ended(child)
 
 
-def test_a_deaf_process_is_killed_after_the_given_time(tmp_path: Path) -> None:
+def test_process_ignoring_sigterm_is_killed_after_timeout(tmp_path: Path) -> None:
     process = subprocess.Popen(supervised(command(tmp_path, "deaf"), 0.5))
     child = written_pid(tmp_path)
     start = time.monotonic()
@@ -73,7 +73,7 @@ def test_a_deaf_process_is_killed_after_the_given_time(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal")
 @pytest.mark.parametrize("killed", ["parent", "guard"])
-def test_when_parent_or_guard_is_killed_nothing_stays(tmp_path: Path, killed: str) -> None:
+def test_killing_parent_or_guard_leaves_no_process(tmp_path: Path, killed: str) -> None:
     code = (
         "import subprocess, sys; from chunk_grpo.orchestration.guard import supervised\n"
         "process = subprocess.Popen(supervised(sys.argv[1:], 5)); print(process.pid, flush=True); process.wait()"
@@ -96,7 +96,7 @@ def test_when_parent_or_guard_is_killed_nothing_stays(tmp_path: Path, killed: st
         psutil.Process(child).kill()
 
 
-def test_what_the_command_leaves_running_is_ended(tmp_path: Path) -> None:
+def test_remaining_children_of_command_are_ended(tmp_path: Path) -> None:
     (tmp_path / "child.py").write_text(CHILD)
     code = "import subprocess, sys, time; subprocess.Popen([sys.executable, *sys.argv[1:]]); time.sleep(2)"
     start = time.monotonic()

@@ -40,7 +40,7 @@ MAY_PASS = (
 @pytest.mark.parametrize(
     ("line", "may_pass"), [*((line, False) for line in REFUSED), *((line, True) for line in MAY_PASS)]
 )
-def test_another_try_is_of_no_use_where_access_is_refused(line: str, may_pass: bool) -> None:
+def test_access_errors_are_not_transient(line: str, may_pass: bool) -> None:
     """The lines are those of DVC 3.67 with s3fs 2026.9."""
     error = RemoteError("dvc push", 255, ["pushing", line])
     assert error.may_pass is may_pass

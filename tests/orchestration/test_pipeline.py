@@ -244,7 +244,7 @@ def test_models_are_kept_and_never_trained_again(pipeline: Path, tmp_path: Path,
     assert (other / "models/a.txt").read_text() == (pipeline / "models/a.txt").read_text()
 
 
-def test_what_another_workspace_made_is_taken_and_not_what_the_cache_had(
+def test_adopts_outputs_of_other_workspace_over_older_cache_entry(
     pipeline: Path, tmp_path: Path, shell: Shell
 ) -> None:
     """A forced stage of another machine: this one's run cache has an older result of the same task."""
@@ -276,7 +276,7 @@ def test_dvc_lock_does_not_depend_on_the_order_in_which_stages_ran(pipeline: Pat
     assert outcomes(other, *STAGES) == dict.fromkeys(STAGES, "unchanged")
 
 
-def test_a_fingerprint_is_that_of_command_and_contents(pipeline: Path) -> None:
+def test_fingerprint_depends_on_command_and_contents(pipeline: Path) -> None:
     outcome(pipeline, "prepare")
     first = of(pipeline).fingerprint("train@a")
     assert of(pipeline).fingerprint("train@a") == first
@@ -336,9 +336,7 @@ def test_a_killed_stage_is_reported_as_killed(
         ),
     ],
 )
-def test_a_stage_that_says_another_thing_than_dvc_is_refused(
-    pipeline: Path, old: str, new: str, message: str
-) -> None:
+def test_rejects_log_that_contradicts_stage_marker(pipeline: Path, old: str, new: str, message: str) -> None:
     work = pipeline / "stages/work.py"
     work.write_text(work.read_text().replace(old, new, 1))
     with pytest.raises(OutcomeUnclearError, match=message):

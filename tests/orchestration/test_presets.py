@@ -57,7 +57,7 @@ def test_edits_are_listed_and_kept(preset: str, root: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["a: [", "train: {}\n", "composed_from: mine\n"])
-def test_what_is_no_presets_is_kept(text: str, root: Path) -> None:
+def test_params_without_known_preset_are_kept(text: str, root: Path) -> None:
     (root / "params.yaml").write_text(text)
     with pytest.raises(ConfigError, match="its edits cannot be listed"):
         replace_params(root, "tiny", force=False)
@@ -122,7 +122,7 @@ class TestCombinations:
         assert combinations(overrides) == settings
 
     @pytest.mark.parametrize("override", ["train.x=(1", "train.x=glob(*)"])
-    def test_a_malformed_one_is_named(self, override: str) -> None:
+    def test_malformed_override_is_named(self, override: str) -> None:
         with pytest.raises(ConfigError, match=r"^overrides: train.x="):
             combinations([override])
 

@@ -10,7 +10,7 @@ from chunk_grpo.orchestration.repeating import repeating
 CALLER: ContextVar[str] = ContextVar("CALLER", default="nobody")
 
 
-def test_it_is_done_again_and_again_with_the_context_of_the_caller() -> None:
+def test_action_repeats_in_callers_context() -> None:
     seen, enough = list[str](), threading.Event()
 
     def action() -> None:
@@ -25,7 +25,7 @@ def test_it_is_done_again_and_again_with_the_context_of_the_caller() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_it_is_done_at_the_end_and_never_after_it(fails: bool) -> None:
+def test_action_runs_once_more_at_exit(fails: bool) -> None:
     seen: list[int] = []
     try:
         with repeating(lambda: seen.append(1), 60.0):

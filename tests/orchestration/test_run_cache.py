@@ -61,7 +61,7 @@ def test_another_run_may_remove_the_same_meanwhile(
     assert not later.exists()
 
 
-def test_a_folder_that_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_folder_that_cannot_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     aged(folder(tmp_path, "aa1"))
 
     def refuse(path: Path) -> None:

@@ -9,7 +9,7 @@ from chunk_grpo.errors import ConfigError
 from chunk_grpo.orchestration.served import AUTH, OUR_STRING, PORT, kept_string, setup_environment
 
 
-def test_it_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
+def test_password_file_is_created_once_for_owner_only(tmp_path: Path) -> None:
     string, is_new = kept_string(tmp_path)
     assert is_new
     assert len(string) > 30
@@ -20,7 +20,7 @@ def test_it_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o620, 0o601])
-def test_a_string_that_others_may_know_is_refused(tmp_path: Path, mode: int) -> None:
+def test_rejects_password_file_readable_by_others(tmp_path: Path, mode: int) -> None:
     kept_string(tmp_path)
     (tmp_path / AUTH).chmod(mode)
     with pytest.raises(
@@ -32,7 +32,7 @@ def test_a_string_that_others_may_know_is_refused(tmp_path: Path, mode: int) -> 
 @pytest.mark.parametrize(
     "content", [b"", b"\n", b"password", b"a:b c", b"a:b\nc:d", "a:ü".encode(), b"a:\xff"]
 )
-def test_a_damaged_one_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_rejects_damaged_password_file(tmp_path: Path, content: bytes) -> None:
     kept_string(tmp_path)
     (tmp_path / AUTH).write_bytes(content)
     with pytest.raises(ConfigError, match="must hold USER:PASSWORD"):
@@ -58,7 +58,7 @@ def given(url: str | None) -> object:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
-def test_it_goes_to_the_server_of_make_serve(served: Path, host: str) -> None:
+def test_password_is_sent_to_make_serve_server(served: Path, host: str) -> None:
     assert given(f"http://{host}:4300/api") == {OUR_STRING: "admin:secret"}
 
 
@@ -76,16 +76,16 @@ def test_it_goes_to_the_server_of_make_serve(served: Path, host: str) -> None:
         None,
     ],
 )
-def test_it_goes_to_no_other_server(served: Path, url: str | None) -> None:
+def test_password_is_sent_to_no_other_server(served: Path, url: str | None) -> None:
     assert given(url) is None
 
 
-def test_a_string_of_the_user_stays(served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_password_is_kept(served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OUR_STRING, "mine:own")
     assert given("http://127.0.0.1:4300/api") is None
 
 
-def test_without_a_server_nothing_is_given(served: Path) -> None:
+def test_no_password_is_sent_without_a_server(served: Path) -> None:
     (served / PORT).write_text("")  # `make serve` has ended
     assert given("http://127.0.0.1:4300/api") is None
     assert given("http://127.0.0.1/api") is None

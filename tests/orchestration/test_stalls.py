@@ -33,7 +33,7 @@ def silence(*looks: tuple[Record | None, int], before: float | None = None) -> S
     return made
 
 
-def test_silence_is_compared_with_the_longest_time_between_two_lines() -> None:
+def test_silence_is_compared_with_longest_iteration_interval() -> None:
     # Line 1 comes with the 4th look after the start, line 2 with the 3rd after that: 20 s and 15 s.
     made = silence((None, 7), (record(0), 4), (record(1), 3), (record(2), 41))
     assert (made.longest, made.seconds) == (20.0, 200.0)
@@ -51,7 +51,7 @@ def test_sleep_of_the_machine_is_no_silence_and_no_long_iteration() -> None:
     assert (made.longest, made.seconds) == (20.0, 0.0)
 
 
-def test_nothing_is_known_before_the_first_iteration_and_after_the_last() -> None:
+def test_no_stall_before_first_and_after_last_iteration() -> None:
     assert not silence((None, 900)).exceeds(1)
     assert not silence((record(0), 900)).exceeds(1)
     assert silence((record(0), 1), (record(1), 900)).exceeds(1)
@@ -106,7 +106,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     return run
 
 
-def test_a_stall_is_told_once_and_so_is_its_end(
+def test_stall_and_its_end_are_reported_once(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(stalls.END_STALLED, raising=False)
@@ -139,7 +139,7 @@ def test_a_stage_that_trains_nothing_is_not_watched(tmp_path: Path) -> None:
         assert threading.active_count() == before
 
 
-def test_the_environment_sets_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_sets_stall_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(stalls.END_STALLED, raising=False)
     assert end_after() is None
     monkeypatch.setenv(stalls.END_STALLED, "2.5")

@@ -158,7 +158,7 @@ def play(root: Path, seed: int, shell: Shell, monkeypatch: pytest.MonkeyPatch) -
     return removed
 
 
-def test_what_is_named_stays_and_nothing_else(
+def test_keeps_exactly_referenced_results(
     tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert play(tmp_path, 0, shell, monkeypatch) > 0

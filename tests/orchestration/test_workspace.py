@@ -41,7 +41,7 @@ def run(folder: Path, stage: str) -> str:
     return Pipeline(folder, Commands()).run(stage, quiet).outcome
 
 
-def test_a_clone_is_a_commit_and_what_is_missing_is_told(
+def test_clone_has_the_commit_and_reports_uncommitted_edits(
     pipeline: Path, tmp_path: Path, shell: Shell
 ) -> None:
     first = resolved(pipeline, "HEAD")
@@ -58,9 +58,7 @@ def test_a_clone_is_a_commit_and_what_is_missing_is_told(
     assert sorted(line[3:] for line in uncommitted(pipeline)) == ["new.txt", "params.yaml"]
 
 
-def test_a_working_tree_is_a_commit_too_and_stays_as_it_is(
-    pipeline: Path, tmp_path: Path, shell: Shell
-) -> None:
+def test_commit_of_working_tree_leaves_it_unchanged(pipeline: Path, tmp_path: Path, shell: Shell) -> None:
     run(pipeline, "prepare")  # writes dvc.lock
     assert commit_of_working_tree(pipeline) == resolved(pipeline, "HEAD")  # no edits
     (pipeline / ".gitignore").write_text((pipeline / ".gitignore").read_text() + "/secret.txt\n")
@@ -250,7 +248,7 @@ def test_a_clone_that_is_not_in_use_yet_is_not_removed(
     assert use_clones_at_once(pipeline, tmp_path / "runs", "ab") == dict.fromkeys("ab", True)
 
 
-def test_a_lock_is_held_by_one_at_a_time_and_who_waits_can_be_stopped(tmp_path: Path) -> None:
+def test_lock_is_exclusive_and_waiting_can_be_stopped(tmp_path: Path) -> None:
     stopping, found = threading.Event(), []
 
     def second() -> None:
@@ -269,9 +267,7 @@ def test_a_lock_is_held_by_one_at_a_time_and_who_waits_can_be_stopped(tmp_path: 
     assert found == [False]
 
 
-def test_without_a_preset_the_parameters_are_those_of_the_commit(
-    pipeline: Path, tmp_path: Path, shell: Shell
-) -> None:
+def test_run_without_preset_uses_committed_params(pipeline: Path, tmp_path: Path, shell: Shell) -> None:
     params = read_yaml(pipeline / "params.yaml")
     params["generate"]["seed"] = 77
     write_params(pipeline, params)
@@ -317,9 +313,7 @@ def looking(pipeline: Path, shell: Shell) -> Path:
     return pipeline
 
 
-def test_what_always_runs_is_run_once_for_a_run_and_all_its_workspaces(
-    looking: Path, tmp_path: Path, shell: Shell
-) -> None:
+def test_always_changed_stage_runs_once_per_flow_run(looking: Path, tmp_path: Path, shell: Shell) -> None:
     spec = RunSpec(commit=resolved(looking, "HEAD"))
     with make_workspace(looking, tmp_path, "one", spec, Commands(), quiet) as made:
         assert "look" not in [stage.name for stage in made.pipeline.stages()]

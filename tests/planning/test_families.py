@@ -22,13 +22,13 @@ def row(name: str, gpus: int) -> tuple[str, str, str, str, str]:
 
 
 @pytest.mark.parametrize("said", [said for said in ROWS if said[0].startswith("sd35")])
-def test_the_plan_of_a_preset_is_the_pages(said):
+def test_preset_plan_matches_docs(said):
     assert row(said[0], int(said[1])) == said
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("said", [said for said in ROWS if not said[0].startswith("sd35")])
-def test_the_plan_of_a_large_preset_is_the_pages(said):
+def test_large_preset_plan_matches_docs(said):
     assert row(said[0], int(said[1])) == said
 
 

@@ -36,7 +36,7 @@ def test_table_6_on_eight_gpus() -> None:
     assert dance.ratio == Count(0, 0) and dance.reference == Count(0, 0)
 
 
-def test_the_review_s_numbers() -> None:
+def test_flux_pass_counts_by_hand() -> None:
     """6,336 forwards and 1,536 backwards an iteration over all GPUs; 5,568 forwards if chunks fit a micro-batch."""
     chunk = of(edited(FLUX, train=SINGLES), "chunk")
     assert (8 * chunk.forwards, 8 * chunk.update.states) == (6336, 1536)

@@ -24,7 +24,7 @@ def levels(found: object, level: str) -> list[str]:
     return [finding.text for finding in found.findings if finding.level == level]  # type: ignore[attr-defined]
 
 
-def test_seconds_are_between_overlap_and_none() -> None:
+def test_seconds_range_from_full_overlap_to_no_overlap() -> None:
     """400 TFLOP at 100 TFLOP/s and 300 GB at 100 GB/s."""
     one = machine("H100", 8, stop_seconds=600, tflops=100, gbs=100)
     assert Seconds.of(400e12, Traffic(100e9, 200e9, 0).seconds(one), one) == Seconds(4, 7)
@@ -156,7 +156,7 @@ def test_a_rollout_of_few_images_is_one_small_pass() -> None:
     assert max(tensors) / GIB == pytest.approx(28.1, rel=0.01)
 
 
-def test_the_issue_s_cards() -> None:
+def test_flux_fits_on_listed_gpus() -> None:
     """Full tuning on 8 GPUs with HPSv3; LoRA on one 80 GB card with HPSv3, on 48 GB without.
 
     Of full tuning the update takes most; in the rollout 4 images are decoded beside the next pass.
@@ -177,7 +177,7 @@ def test_the_issue_s_cards() -> None:
     assert not plan(FLUX, 1).fits
 
 
-def test_what_does_not_fit_is_said_with_its_largest_part() -> None:
+def test_memory_error_names_largest_part() -> None:
     (first, *_) = levels(plan(FLUX, 1), "cannot")
     assert "does not fit 80 GB" in first and "GiB too much" in first
 

@@ -138,7 +138,7 @@ def test_prompts_of_several_seeds_are_at_most() -> None:
     assert len(met) <= found.used == 160 and not found.is_exact
 
 
-def test_the_review_s_bytes() -> None:
+def test_flux_storage_bytes_by_hand() -> None:
     """flux-dev: 2,400 prompts of 512 x 4096 + 768 bfloat16, 32 of the profile, 32 held-out; and 12 bytes a weight."""
     found = storage_of(settings(preset("flux-dev"), 8))
     assert found.training_embeddings + found.evaluation_embeddings == 2864 * (512 * 4096 + 768) * 2

@@ -100,7 +100,7 @@ class Files:
         ),
     ],
 )
-def test_as_many_as_planned(
+def test_embedding_count_matches_plan(
     variant: dict[str, Any],
     changes: dict[str, Any],
     cfg_scale: float,

@@ -29,7 +29,7 @@ RUN: dict[str, Any] = {"iterations": 1, "kl_coef": 0.0, "rollout_batch_size": 2,
         pytest.param(("vae", "scorers"), False, marks=pytest.mark.slow),
     ],
 )
-def test_where_the_parts_are(
+def test_offloaded_parts_are_on_expected_device(
     parts: tuple[str, ...],
     background: bool,
     prompts: PromptSet,

@@ -39,7 +39,7 @@ CHARACTERS = [
 
 
 class TestRefusing:
-    def test_all_problems_are_told_together(self, tmp_path: Path) -> None:
+    def test_all_problems_are_reported_together(self, tmp_path: Path) -> None:
         assert refused(tmp_path, ["a cat", "", "a dog ", "a cat", "a\x07b", "bad \ufffd"]) == [
             "5 problems (empty: 1, whitespace around the prompt: 1, duplicates: 1, invalid characters: 2)",
             "  row 2: an empty prompt",
@@ -68,7 +68,7 @@ class TestRefusing:
         assert f"  row 1: category: {name}" in files.refused(path, LENIENT)
 
     @pytest.mark.parametrize("character", CHARACTERS)
-    def test_they_may_be_dropped_or_kept(self, character: str, tmp_path: Path) -> None:
+    def test_invalid_characters_are_dropped_or_kept(self, character: str, tmp_path: Path) -> None:
         for action, lines in (("drop", [1]), ("keep", [1, 2])):
             rules = LENIENT.model_copy(update={"characters": action})
             found = read(tmp_path, ["a", f"a{character}b"], rules)
@@ -77,7 +77,7 @@ class TestRefusing:
                 ("invalid characters", action, (2,))
             ]
 
-    def test_half_a_character_cannot_be_kept(self, tmp_path: Path) -> None:
+    def test_lone_surrogate_cannot_be_kept(self, tmp_path: Path) -> None:
         """UTF-8 has no form for it; it is a record that cannot be read."""
         keep = LENIENT.model_copy(update={"characters": "keep"})
         assert "half a character" in refused(tmp_path, ["a", "a\ud800b"], keep)[0]
@@ -93,13 +93,13 @@ class TestDuplicates:
     @pytest.mark.parametrize(
         "other", ["caf\u00e9 bar", "cafe\u0301 bar", "caf\u00e9   bar", "caf\u00e9\u00a0bar"]
     )
-    def test_composition_and_whitespace_make_no_difference(self, other: str, tmp_path: Path) -> None:
+    def test_duplicates_ignore_unicode_composition_and_whitespace(self, other: str, tmp_path: Path) -> None:
         assert "row 2: the same prompt as in row 1" in refused(tmp_path, ["caf\u00e9 bar", other])[1]
 
-    def test_letters_do(self, tmp_path: Path) -> None:
+    def test_different_letters_are_no_duplicates(self, tmp_path: Path) -> None:
         assert len(read(tmp_path, ["A cat", "a cat", "a cat."], STRICT).rows) == 3
 
-    def test_dropped_or_kept(self, tmp_path: Path) -> None:
+    def test_duplicates_are_dropped_or_kept(self, tmp_path: Path) -> None:
         for action, rows in (("drop", [1, 2]), ("keep", [1, 2, 3, 4])):
             found = read(tmp_path, ["a", "b", "a", "a"], STRICT.model_copy(update={"duplicates": action}))
             assert [row.line for row in found.rows] == rows
@@ -107,7 +107,7 @@ class TestDuplicates:
             assert (finding.what, finding.action, finding.lines) == ("duplicates", action, (3, 4))
             assert (found.report.read, found.report.kept) == (4, len(rows))
 
-    def test_a_space_before_hides_none(self, tmp_path: Path) -> None:
+    def test_leading_space_hides_no_duplicate(self, tmp_path: Path) -> None:
         for spaces in ("strip", "keep"):
             rules = LENIENT.model_copy(update={"spaces": spaces})
             assert [row.line for row in read(tmp_path, ["a", " a"], rules).rows] == [1]
@@ -124,9 +124,7 @@ class TestOtherRules:
             "Fix the file, or the setting that is named.",
         ]
 
-    def test_records_that_all_lack_the_field_are_told_with_the_fields_that_they_have(
-        self, tmp_path: Path
-    ) -> None:
+    def test_missing_prompt_field_error_lists_existing_fields(self, tmp_path: Path) -> None:
         rules = LENIENT.model_copy(update={"records": "drop"})
         path = files.write(
             tmp_path / "p.jsonl", '{"caption": "a red circle"}\n{"caption": "a blue square"}\n'
@@ -182,7 +180,7 @@ LIMITS = {"clip": (words, 2), "t5": (words, 3)}
 
 
 class TestLengths:
-    def test_long_ones_are_kept_and_told_for_each_encoder(self, tmp_path: Path) -> None:
+    def test_long_prompts_are_kept_and_reported_per_encoder(self, tmp_path: Path) -> None:
         found = read(tmp_path, ["a b", "a", "a b c", "a b c d", "a"], LENIENT)
         report = check_lengths(found.rows[::-1], found.report, LENIENT, LIMITS)
         assert report is not None
@@ -195,7 +193,7 @@ class TestLengths:
         used = found.part(0, 2)
         assert check_lengths(used.rows, used.report, STRICT, LIMITS) == used.report
 
-    def test_they_are_refused_together(self, tmp_path: Path) -> None:
+    def test_long_prompts_are_refused_together(self, tmp_path: Path) -> None:
         found = read(tmp_path, ["a b c d", "a", "a b c"], STRICT)
         with pytest.raises(DataError) as caught:
             check_lengths(found.rows[::-1], found.report, STRICT, LIMITS)
@@ -207,7 +205,7 @@ class TestLengths:
             "  row 3: 3 tokens of clip, which takes 2: 'a b c'",
         ]
 
-    def test_they_are_dropped_before_any_is_chosen(self, tmp_path: Path) -> None:
+    def test_long_prompts_are_dropped_before_selection(self, tmp_path: Path) -> None:
         rules = LENIENT.model_copy(update={"too_long": "drop"})
         found = drop_long(read(tmp_path, ["a b c d", "a", "a b", "a b c"], rules), rules, LIMITS)
         assert [row.text for row in found.rows] == ["a", "a b"]
@@ -226,7 +224,7 @@ class TestLengths:
         assert report is not None
         assert [f.action for f in report.findings] == ["keep"]
 
-    def test_generated_prompts_are_told_by_their_number(self) -> None:
+    def test_generated_prompts_are_reported_by_number(self) -> None:
         rows = [PromptRow(text, "", {}, number, "coco") for number, text in enumerate(("a", "a b c", "a"), 1)]
         report = check_lengths(rows, None, LENIENT, LIMITS)
         assert report is not None

@@ -113,7 +113,7 @@ class TestContents:
 
 
 class TestDrawing:
-    def test_the_seed_decides(self) -> None:
+    def test_seed_determines_the_prompts(self) -> None:
         first, second = ({row.text for row in coco_prompts(600, seed)} for seed in (8, 9))
         assert {row.text for row in coco_prompts(600, 8)} == first
         assert len(first & second) < 150
@@ -126,7 +126,7 @@ class TestDrawing:
             coco_prompts(-1, 0)
 
     @pytest.mark.parametrize(("part", "distinct"), [("all", 80), ("train", 64), ("eval", 16)])
-    def test_nothing_returns_before_all_were_there(self, part: str, distinct: int) -> None:
+    def test_no_content_repeats_before_all_were_drawn(self, part: str, distinct: int) -> None:
         """First every content, then every content in its other three wordings."""
         rows = coco_prompts(6 * 400, 11, part)[::6]  # type: ignore[arg-type]
         for start in range(0, 4 * distinct, distinct):

@@ -46,7 +46,7 @@ def test_long_values_of_a_parquet_file_do_not_fill_the_memory(
     assert read(path, LENIENT, fields=FieldNames(metadata=())) == ["a cat"]
 
 
-def test_names_of_fields_are_quoted_in_part(tmp_path: Path) -> None:
+def test_long_field_names_are_truncated_in_message(tmp_path: Path) -> None:
     for header in ("a" * 100_000, ",".join(f"c{number}" for number in range(20_000))):
         message = refused(write(tmp_path / "p.csv", f"{header}\n1\n"))
         assert "...; name it by `prompt_field`" in message

@@ -41,7 +41,7 @@ def test_rows_have_the_tag_and_the_whole_record(tmp_path: Path) -> None:
     )
 
 
-def test_all_problems_of_a_file_are_told_with_their_lines(tmp_path: Path) -> None:
+def test_all_problems_of_a_file_are_reported_with_lines(tmp_path: Path) -> None:
     wrong = changed(COUNTING, include=[{"class": "cow", "count": 0, "color": "grey"}], exclude=None)
     path = write(tmp_path / "m.jsonl", wrong, COUNTING, changed(POSITION, prompt=None), COUNTING)
     path.write_text(path.read_text() + "\n{\n")

@@ -91,7 +91,9 @@ class TestFormats:
             ("p.json", '["a",\n\nnull]', "row 2"),
         ],
     )
-    def test_nothing_is_an_empty_prompt(self, name: str, content: str, line: str, tmp_path: Path) -> None:
+    def test_missing_text_is_an_empty_prompt(
+        self, name: str, content: str, line: str, tmp_path: Path
+    ) -> None:
         assert f"{line}: an empty prompt" in refused(write(tmp_path / name, content))
         assert "row 2: an empty prompt" in refused(parquet(tmp_path / "p.parquet", prompt=["a", None]))
 
@@ -193,7 +195,7 @@ class TestMetadata:
             ("p.jsonl", '{"prompt": "a", "x": NaN}', "line 1: no JSON (NaN is no JSON)"),
         ],
     )
-    def test_what_would_be_lost_or_changed_is_refused(
+    def test_refuses_metadata_that_would_be_lost_or_changed(
         self, name: str, content: str, message: str, tmp_path: Path
     ) -> None:
         assert message in refused(write(tmp_path / name, content))
@@ -245,9 +247,7 @@ class TestFields:
             assert said[line - 1].startswith(f"  line {line}: {rule}")
         assert "row 1: 'prompt' must be text, got 1" in refused(parquet(tmp_path / "p.parquet", prompt=[1]))
 
-    def test_a_category_of_another_kind_that_nobody_asked_for_is_ignored_and_told(
-        self, tmp_path: Path
-    ) -> None:
+    def test_unrequested_invalid_category_is_ignored_and_reported(self, tmp_path: Path) -> None:
         path = parquet(tmp_path / "p.parquet", prompt=["a", "b"], Category=[1.0, None])
         found = read_prompt_file(PromptSource(path), STRICT)
         assert [(row.text, row.category) for row in found.rows] == [("a", ""), ("b", "")]
@@ -263,7 +263,7 @@ class TestLimit:
         ("name", "content"),
         [("p.txt", "a\nb\n\nb\n"), ("p.csv", 'prompt\na\n"b"\nc,d\n'), ("p.jsonl", '"a"\n"b"\n{\n')],
     )
-    def test_what_stands_after_it_is_not_checked_but_told(
+    def test_records_after_limit_are_not_checked_but_noted(
         self, name: str, content: str, tmp_path: Path
     ) -> None:
         path = write(tmp_path / name, content)
@@ -272,11 +272,11 @@ class TestLimit:
         assert found.report.notes == (f"{path}: read up to the limit of 2; there is more",)
         assert "problem" in refused(path)
 
-    def test_of_all_records_needs_no_note(self, tmp_path: Path) -> None:
+    def test_limit_equal_to_file_length_gives_no_note(self, tmp_path: Path) -> None:
         path = parquet(tmp_path / "p.parquet", prompt=["a", "b"])
         assert read_prompt_file(PromptSource(path, limit=2), STRICT).report.notes == ()
 
-    def test_a_record_that_cannot_be_read_is_one_of_them(self, tmp_path: Path) -> None:
+    def test_unreadable_record_counts_towards_limit(self, tmp_path: Path) -> None:
         path = write(tmp_path / "p.jsonl", '"a"\n{\n"b"\n"b"\n')
         assert refused(path, limit=2).startswith("1 problem (no prompt: 1)")
         assert refused(path, limit=4).startswith("2 problems (no prompt: 1, duplicates: 1)")
@@ -340,7 +340,7 @@ class TestBrokenFiles:
         ],
         ids=["missing", "folder", "pipe", "link to itself"],
     )
-    def test_what_is_no_file_is_named_and_nothing_hangs(
+    def test_rejects_non_file_without_hanging(
         self, make: Callable[[Path], object], reason: str, name: str, tmp_path: Path
     ) -> None:
         make(tmp_path / name)

@@ -104,7 +104,7 @@ class TestRecords:
 
 
 class TestMissingIds:
-    def test_they_are_refused_or_noted(self, tmp_path: Path) -> None:
+    def test_missing_ids_are_refused_or_noted(self, tmp_path: Path) -> None:
         left_out = (3, 500, 501, 502, 1000)
         path = write(tmp_path / "w.json", [record(n) for n in range(1, 1001) if n not in left_out])
         found = read_wise([path], "legacy", STRICT, missing_ids="report", count=600)
@@ -117,7 +117,7 @@ class TestMissingIds:
 
 
 class TestRewritten:
-    def test_it_replaces_the_text_and_keeps_the_original(self, tmp_path: Path) -> None:
+    def test_rewritten_text_replaces_prompt_and_keeps_original(self, tmp_path: Path) -> None:
         """A rewritten file may name another category and explanation, which are not used."""
         path = write(tmp_path / "w.json", [record(1), record(748)])
         leaf = record(748, Prompt="a leaf", Category="Ecology", Explanation="another")
@@ -132,7 +132,7 @@ class TestRewritten:
             {"wise_id": 748, "explanation": "answer 748", "original_prompt": "question 748"},
         ]
 
-    def test_a_mixture_is_refused(self, tmp_path: Path) -> None:
+    def test_unmatched_rewritten_prompts_are_refused(self, tmp_path: Path) -> None:
         path = write(tmp_path / "w.json", [record(1), record(2)])
         other = write(tmp_path / "r.json", [record(2, Prompt="a cake"), record(3, Prompt="a tree")])
         assert refused(path, rewritten=(other,)).splitlines()[1:3] == [

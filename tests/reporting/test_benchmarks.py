@@ -138,7 +138,7 @@ def test_other_prompts_and_a_part_of_them_leave_the_benchmarks_to_be_run(
     assert "Not GenEval: 12 prompts" in markdown
 
 
-def test_the_whole_of_the_benchmarks_is_called_so(small: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_benchmark_reports_overall_score(small: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """WISE's Overall by its weights: 0.4 * 0.2 + 0.167 * 0.5 = 0.1635."""
     monkeypatch.setitem(BASE_SCORERS["wise"], "judge", "gpt-4o-2024-05-13")
     add_benchmarks(small, OFFICIAL, {"kind": "geneval", "path": "e.jsonl", "count": None}, "gpt_eval.py")
@@ -169,7 +169,7 @@ def refuse(run: Run, policy: str, prompt_id: str) -> None:
     write_table(table_from_rows(rows, "scores"), path, "scores", {"chunk_grpo.scorer": "{}"})
 
 
-def test_wise_without_a_refused_image_is_no_overall(small: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wise_with_refused_image_has_no_overall_score(small: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """All else is official. Culture without one of its 400: (399 * 0.2 + 167 * 0.5) / 999 = 0.1635."""
     monkeypatch.setitem(BASE_SCORERS["wise"], "judge", "gpt-4o-2024-05-13")
     add_benchmarks(small, OFFICIAL, {"kind": "geneval", "path": "e.jsonl", "count": None}, "gpt_eval.py")

@@ -112,7 +112,7 @@ def test_the_answer_follows_from_the_intervals(found: list[tuple[str, float, flo
         ([("a", 0.1, 0.2), ("b", -0.1, 0.2)], "The training reward rises for a."),
     ],
 )
-def test_one_training_says_neither_yes_nor_no(found: list[tuple[str, float, float]], answer: str) -> None:
+def test_single_training_gives_no_verdict(found: list[tuple[str, float, float]], answer: str) -> None:
     of_one = [
         replace(one, difference=replace(one.difference, num_seeds=1)) for one in starmap(comparison, found)
     ]
@@ -149,7 +149,7 @@ def test_a_single_variant_has_its_numbers() -> None:
     assert verdicts_text(found) == effects_text(found) == "a higher, +0.150 (+0.100\xa0to\xa0+0.200)"
 
 
-def test_no_order_beyond_the_intervals() -> None:
+def test_variants_are_ordered_only_if_intervals_differ() -> None:
     unclear = PairComparison("chunk", "dance", REWARD, interval(-0.1, 0.2), 0.4)
     (nothing,) = order_sentences({REWARD: [unclear], "x": [unclear]})
     assert "no difference" in nothing and "x" in nothing

@@ -100,7 +100,7 @@ def test_many_effects_are_counted() -> None:
     assert re.findall(r"\d of 7", headline(found)[0]) == ["3 of 7", "1 of 7"]
 
 
-def test_of_many_pairs_those_with_the_first_variant_are_told() -> None:
+def test_many_pairs_are_reduced_to_pairs_with_first_variant() -> None:
     found = pairs(7)
     assert [p.first for p in with_first(found)] == list(NAMES[1:7])
     # Above zero from a distance of 3 on: 4 + 3 + 2 + 1 pairs.

@@ -140,7 +140,7 @@ def test_an_image_without_a_score_says_so() -> None:
 
 
 @pytest.mark.parametrize(("tuned", "verdict"), [(2.0, "above"), (0.5, "below"), (1.004, "")])
-def test_a_score_is_marked_against_that_of_the_base(tuned: float, verdict: str) -> None:
+def test_score_is_marked_relative_to_base(tuned: float, verdict: str) -> None:
     rows = [row | {"value": tuned} for row in scores("v", "tuned").table.to_pylist()]
     book = ScoreBook(
         {("base", "s-x"): scores("base", "base"), ("v", "s-x"): Source("s", table_from_rows(rows, "scores"))},

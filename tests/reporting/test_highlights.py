@@ -56,7 +56,7 @@ def pictures(markdown: str) -> list[Image.Image]:
     return [Image.open(io.BytesIO(base64.b64decode(content))) for content in found]
 
 
-def test_each_appears_as_soon_as_its_inputs_exist_and_once(workspace: Workspace) -> None:
+def test_highlight_appears_once_when_its_inputs_exist(workspace: Workspace) -> None:
     found = Highlights(workspace.root)
 
     def after(*stages: str) -> list[str]:
@@ -78,7 +78,7 @@ def test_each_appears_as_soon_as_its_inputs_exist_and_once(workspace: Workspace)
     assert after() == []
 
 
-def test_it_appears_again_when_an_input_is_another(workspace: Workspace, done: Run) -> None:
+def test_highlight_reappears_when_an_input_changes(workspace: Workspace, done: Run) -> None:
     workspace.finish("profile_l1", "chunk_boundaries")
     found = Highlights(workspace.root)
     before = {highlight.key: highlight for highlight in found.new()}
@@ -97,7 +97,7 @@ def test_another_pipelines_workspace_has_none(tmp_path: Path) -> None:
     assert Highlights(tmp_path).new() == []
 
 
-def test_wrong_parameters_are_told_when_there_is_something_to_show(workspace: Workspace) -> None:
+def test_invalid_params_are_reported_if_a_highlight_is_due(workspace: Workspace) -> None:
     workspace.finish("profile_l1")
     (workspace.root / "params.yaml").write_text("text: hello\n")
     with pytest.raises(ConfigError, match=r"params\.yaml"):
@@ -132,7 +132,7 @@ def test_a_plans_boxes_are_its_chunks() -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == ["listed", "single"]
 
 
-def test_chunks_are_told_with_their_steps_and_weights(workspace: Workspace) -> None:
+def test_chunks_are_listed_with_steps_and_weights(workspace: Workspace) -> None:
     """Means of 0.7, 0.6, 0.5 and 0.4 over 0.5 give the weights; their sum is 4.4."""
     workspace.finish("profile_l1", "chunk_boundaries")
     found = dict(part.split("\n\n", 1) for part in made(workspace)["chunks"].markdown.split("\n### ")[1:])
@@ -148,7 +148,7 @@ def test_chunks_are_told_with_their_steps_and_weights(workspace: Workspace) -> N
     ]
 
 
-def test_the_scores_are_those_of_the_report(workspace: Workspace, done: Run) -> None:
+def test_highlight_scores_match_report(workspace: Workspace, done: Run) -> None:
     workspace.finish(*INPUTS)
     scores = made(workspace)["scores"]
     text = (done.root / "report" / "report.md").read_text()

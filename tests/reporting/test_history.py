@@ -77,7 +77,7 @@ def test_the_means_of_prompts_are_over_samples_and_training_seeds(workspace: Pat
     assert np.mean([r["mean"] for r in of_score]) == pytest.approx(whole.mean, abs=1e-12)
 
 
-def test_refused_images_are_counted_on_no_side(tmp_path: Path) -> None:
+def test_refused_images_are_left_out_on_every_side(tmp_path: Path) -> None:
     """One prompt lacks a sample, another both: 59 prompts are left, with 2 * 59 - 1 samples."""
     root = write_workspace(tmp_path)
     path = root / "artifacts/scores/chunk/shapes-graded.parquet"
@@ -142,7 +142,7 @@ def test_a_prompt_without_scores_of_a_policy(tmp_path: Path) -> None:
         ("none", "then"),
     ],
 )
-def test_what_sets_a_level_is_the_next_reference(workspace: Path, change: str, reference: str) -> None:
+def test_changed_score_becomes_next_reference(workspace: Path, change: str, reference: str) -> None:
     row: HistoryRow = measure(workspace, evaluation(0)).rows[0]
     found = replace(row, evaluation="now", reference="then", change=change)  # type: ignore[arg-type]
     assert found.next_reference == reference

@@ -79,7 +79,7 @@ def test_p_value_and_band_are_those_of_students_t_times_the_number_of_scores() -
         assert row.band == pytest.approx((interval.high - interval.low) / 2)
 
 
-def test_repeated_captions_tell_no_more_than_one() -> None:
+def test_repeated_captions_do_not_narrow_the_band() -> None:
     differences = np.random.default_rng(2).normal(size=(16, 1))
     (once,) = compared(0 * differences, differences)
     (thrice,) = compared(np.zeros((48, 1)), np.repeat(differences, 3, axis=0), repeats=3)
@@ -96,7 +96,7 @@ def test_the_spread_between_prompts_does_not_matter() -> None:
     assert (far.difference, far.band) == pytest.approx((near.difference, near.band))
 
 
-def test_an_equal_change_of_every_prompt_has_moved() -> None:
+def test_identical_change_of_every_prompt_counts_as_moved() -> None:
     (row,) = compared(np.zeros((10, 1)), np.full((10, 1), 0.5))
     assert (row.change, row.band, row.p_value) == ("moved", 0.0, 0.0)
 
@@ -199,7 +199,7 @@ def test_a_new_variant_has_nothing_to_be_compared_with(nights: Nights) -> None:
     assert nights.next(Case(2))[TUNED].reference == "night-1"
 
 
-def test_one_caption_cannot_tell_however_often_it_is_drawn(nights: Nights) -> None:
+def test_single_caption_gives_unknown_change(nights: Nights) -> None:
     nights.next(Case(0))
     row = nights.next(Case(1, {("chunk", "shapes-graded"): -0.4}))[TUNED._replace(split="wise")]
     assert (row.num_prompts, row.num_captions, row.change) == (8, 1, "unknown")

@@ -86,7 +86,7 @@ def renamed(night: Measured, number: int, **changes: object) -> Measured:
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("before", [(0,), (0, 2, 3)], ids=["just before", "long before"])
-def test_what_the_history_has_is_not_added_under_another_name(
+def test_known_evaluation_is_not_added_under_new_name(
     before: tuple[int, ...], nights: list[Measured], tmp_path: Path
 ) -> None:
     for number in before:
@@ -108,7 +108,7 @@ def test_what_the_history_has_is_not_added_under_another_name(
     [{"model_commit": "b" * 16}, {"image_seed": 7}, {"scorer_hash": "v2"}, {"mean": 0.5}, {"num_images": 1}],
     ids=lambda change: next(iter(change)),
 )
-def test_what_differs_in_anything_is_new(change: dict[str, object], nights: list[Measured]) -> None:
+def test_evaluation_with_any_difference_is_new(change: dict[str, object], nights: list[Measured]) -> None:
     rows = renamed(nights[1], 9).rows
     assert known(nights[0].rows, rows) == "night-0"
     assert not known(nights[0].rows, [replace(rows[0], **change), *rows[1:]])  # type: ignore[arg-type]
@@ -144,7 +144,7 @@ def test_a_foreign_or_unreadable_history_stays_as_it_is(nights: list[Measured], 
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_means_of_a_reference_that_are_gone(nights: list[Measured], tmp_path: Path) -> None:
+def test_missing_means_of_reference_are_an_error(nights: list[Measured], tmp_path: Path) -> None:
     record(tmp_path, nights[0])
     (tmp_path / "tiny" / "evaluations" / "night-0.parquet").unlink()
     before = (tmp_path / "tiny" / "history.parquet").read_bytes()
@@ -219,7 +219,7 @@ def test_the_plot_has_a_panel_for_each_scorer_split_and_mode(history: tuple[Hist
     assert size(trend_png([row for row in tuned if row.policy == "base"]))[0] == 960
 
 
-def test_what_happened_is_drawn_where_it_did(history: tuple[HistoryRow, ...]) -> None:
+def test_plot_marks_events_at_their_evaluation(history: tuple[HistoryRow, ...]) -> None:
     """Equal legends, so that the plots differ only by the marks of moved scores, changed scorers and new models."""
 
     def drawn(name: str, word: Change, difference: float = 1.0) -> bytes:

@@ -83,7 +83,7 @@ def test_before_the_first_iteration_there_is_a_text_alone(tmp_path: Path, clocke
     assert "| training | – | – |" in found.markdown
 
 
-def test_where_it_is_and_when_it_ends(tmp_path: Path, clocked: Clock) -> None:
+def test_shows_current_iteration_and_expected_end(tmp_path: Path, clocked: Clock) -> None:
     """Three iterations of 30 s after 100 s of held-out images; seven are left: 210 s."""
     write(tmp_path, clocked, [0.25, 0.5, 0.75], heading())
     found = live_curves(tmp_path, "chunk", "0")
@@ -100,7 +100,7 @@ def test_where_it_is_and_when_it_ends(tmp_path: Path, clocked: Clock) -> None:
     assert "![Training reward by iteration](data:image/png;base64," in found.markdown
 
 
-def test_the_pace_is_that_of_the_last_iterations(tmp_path: Path, clocked: Clock) -> None:
+def test_pace_averages_the_last_iterations(tmp_path: Path, clocked: Clock) -> None:
     """25 iterations of 10 s, then five of 50 s: of the last 20 gaps 15 are of 10 s, so 20 s on average."""
     head = Heading("a", 0, iterations=100, done=0)
     made = Journal(tmp_path, head, [])
@@ -126,7 +126,7 @@ def test_after_a_resume_the_time_of_other_processes_does_not_count(tmp_path: Pat
     assert "40.0 s per iteration" in text and "2 min 00 s left" in text
 
 
-def test_the_end_is_told(tmp_path: Path, clocked: Clock) -> None:
+def test_shows_end_of_training(tmp_path: Path, clocked: Clock) -> None:
     """Also where training has ended early."""
     write(tmp_path, clocked, [0.5] * 4, heading(), ends=True)
     text = shown(tmp_path)
@@ -135,7 +135,7 @@ def test_the_end_is_told(tmp_path: Path, clocked: Clock) -> None:
     assert "iteration 4 of 10" in text
 
 
-def test_other_seeds_have_their_own(tmp_path: Path, clocked: Clock) -> None:
+def test_seed_without_journal_has_no_curves(tmp_path: Path, clocked: Clock) -> None:
     write(tmp_path, clocked, [0.1], heading())
     assert live_curves(tmp_path, "chunk", "1") is None
 
@@ -155,7 +155,7 @@ def test_equal_journals_give_equal_highlights_at_any_time(tmp_path: Path, clocke
     assert live_curves(tmp_path, "chunk", "0") == before
 
 
-def test_a_journal_of_another_version_is_told(tmp_path: Path) -> None:
+def test_rejects_journal_of_another_version(tmp_path: Path) -> None:
     (tmp_path / "chunk" / "seed-0").mkdir(parents=True)
     (tmp_path / "chunk" / "seed-0" / FILE).write_text('{"format": "chunk_grpo.progress/9"}\n')
     with pytest.raises(DataError, match="must be a journal of the format"):

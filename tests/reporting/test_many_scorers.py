@@ -39,7 +39,7 @@ def test_scorers_without_a_difference_share_a_sentence(run: Run) -> None:
     assert named == [{"shapes-exact"}, {"moved"}, {"still", "calm"}]
 
 
-def test_each_of_a_few_scorers_has_its_own(small: Run) -> None:
+def test_few_scorers_have_one_remark_each(small: Run) -> None:
     add_scorers(small, {"still": 0.0})
     assert [line.split(",")[0] for line in remarks(small)] == ["- shapes-exact", "- still"]
 

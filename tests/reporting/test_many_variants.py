@@ -49,7 +49,7 @@ def test_the_image_grid_comes_in_parts(files: dict[str, bytes]) -> None:
     assert sorted(pictures) == sorted(name for name in files if name.endswith(".png"))
 
 
-def test_pairs_with_the_first_variant_stand_outside(files: dict[str, bytes]) -> None:
+def test_pairs_with_first_variant_are_shown_unfolded(files: dict[str, bytes]) -> None:
     html = files["index.html"].decode()
     assert (
         html.index("e − dance</th>")

@@ -50,7 +50,7 @@ def tags(counts: Mapping[str, int]) -> Source:
     return prompts((tag, {}) for tag, count in counts.items() for _ in range(count))
 
 
-def test_genevals_own_prompts_are_geneval() -> None:
+def test_geneval_prompts_count_as_geneval() -> None:
     """Only the detector differs, and the number of images if it is another one."""
     for images, differs in (
         (4, ("another detector",)),
@@ -113,7 +113,7 @@ def test_wise_as_in_the_paper() -> None:
         ),
     ],
 )
-def test_what_of_wise_is_not_as_in_the_paper_is_told(found: Benchmark, differs: str, published: bool) -> None:
+def test_wise_differences_from_paper_are_reported(found: Benchmark, differs: str, published: bool) -> None:
     assert found.what.endswith("; no published number compares") != published
     assert found.differs == (differs,)
     assert f"WISE (more: {differs})" in benchmarks_not_run([found])

@@ -27,7 +27,7 @@ def run(seed: int, scores: dict[int, float], last: int) -> list[tuple[int, int, 
     return [(seed, at, "heldout/exact", value) for at, value in scores.items()] + [(seed, last, "kl", 0.0)]
 
 
-def test_curves_of_those_that_have_the_metric() -> None:
+def test_curves_include_only_variants_with_the_metric() -> None:
     new = metrics_source(
         (0, 0, "heldout/exact", 0.5), (0, 5, "heldout/exact", 0.75), (0, 0, "heldout/graded", 1.0)
     )
@@ -51,7 +51,7 @@ def test_a_run_that_ended_early_and_its_best_policy() -> None:
     assert [[cell.text for cell in row.cells] for row in table.rows] == [["6, 10", "2, 0"], ["10", "–"]]
 
 
-def test_nothing_to_tell_where_all_runs_are_whole_unless_the_best_is_kept() -> None:
+def test_endings_table_only_for_early_ends_or_kept_best() -> None:
     sources = {"v": metrics_source(*run(0, {0: 0.1, 10: 0.2}, 10))}
     assert endings(sources, SETTINGS) == ()
     assert endings_table((), SETTINGS) is None

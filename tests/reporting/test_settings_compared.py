@@ -49,7 +49,7 @@ def shown(*roots: Path) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in plain.splitlines() if line.startswith("|")]
 
 
-def test_the_difference_of_each_variant_is_that_of_the_scores(workspace: Callable[..., Path]) -> None:
+def test_variant_difference_equals_score_difference(workspace: Callable[..., Path]) -> None:
     """0.25 more on one scorer, whose weight in the reward is 1."""
     head, _, *rows = shown(workspace("slow"), workspace("fast", lambda _: 0.25))
     assert head == ["variant: settings", "training reward", "shapes-exact", "shapes-graded", "shapes-vivid"]

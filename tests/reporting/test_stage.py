@@ -58,7 +58,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return write_run(tmp_path_factory.mktemp("run")).build()
 
 
-def test_files_are_complete_and_the_same_again(files: dict[str, bytes], run: Run) -> None:
+def test_report_files_are_complete_and_reproducible(files: dict[str, bytes], run: Run) -> None:
     assert set(files) == FILES
     assert run.build() == files
 
@@ -159,7 +159,7 @@ def test_texts_of_users_are_texts_in_page_and_markdown(small: Run, text: str) ->
     assert files["index.html"].count(b"Content-Security-Policy") == 1
 
 
-def test_without_a_title_the_checkpoint_and_the_reward_are_one(small: Run) -> None:
+def test_default_title_names_checkpoint_and_reward(small: Run) -> None:
     def change(params: dict[str, Any]) -> None:
         params["report"]["title"] = None
         params["model"] |= {"checkpoint": "somebody/their-flux", "revision": "0" * 40}
@@ -213,7 +213,7 @@ def test_missing_rows_are_named(
     assert path.replace("*", "0") in message and told in message
 
 
-def test_artifacts_of_earlier_versions_lack_what_is_optional(files: dict[str, bytes]) -> None:
+def test_report_omits_sections_missing_in_older_artifacts(files: dict[str, bytes]) -> None:
     html = files["index.html"].decode()  # these metrics are what the first version wrote
     assert "How they trained" in html
     assert not any(text in html for text in ("being hacked", "drawn and clipped", "Plans recomputed", ">KL<"))

@@ -41,7 +41,7 @@ def test_the_interaction_counts_once() -> None:
     assert found.degrees_of_freedom == pytest.approx((2 - c**2) ** 2 / (1 + 1 + c**4))
 
 
-def test_an_estimate_is_not_below_that_of_seeds_or_captions() -> None:
+def test_standard_error_is_at_least_that_of_seeds_or_captions() -> None:
     # Without residuals' share the interaction alone would be subtracted: A = B = 0.01, E = 1.
     values = np.array([[1.2, -1.0], [-1.0, 0.8]]) + np.array([[0.0, 0.0], [0.0, 0.4]])
     of_seed, of_caption = values.mean(axis=1), values.mean(axis=0)
@@ -49,7 +49,7 @@ def test_an_estimate_is_not_below_that_of_seeds_or_captions() -> None:
     assert crossed_interval(values).standard_error == pytest.approx(math.sqrt(expected))
 
 
-def test_a_caption_repeated_tells_no_more_than_the_caption() -> None:
+def test_repeated_captions_do_not_narrow_the_interval() -> None:
     captions = np.random.default_rng(2).normal(size=(3, 20))
     texts = [f"caption {i}" for i in range(20)]
     once = crossed_interval(captions, captions=texts)
@@ -78,7 +78,7 @@ def test_one_caption_in_a_stratum_gives_no_interval() -> None:
     assert found.verdict == "unknown"
 
 
-def test_strata_count_alike() -> None:
+def test_strata_have_equal_weight() -> None:
     values = np.array([[1.0, 1.0, 1.0, 1.0, 3.0, 5.0]])
     found = crossed_interval(values, ["a"] * 4 + ["b"] * 2)
     assert found.mean == pytest.approx((1 + 4) / 2)
@@ -93,14 +93,14 @@ def test_seeds_are_shared_by_strata() -> None:
     assert found.standard_error == pytest.approx(math.sqrt(0.5 / 2))
 
 
-def test_nothing_varies_nothing_is_wide() -> None:
+def test_constant_scores_give_zero_width_interval() -> None:
     found = crossed_interval(np.full((3, 7), 0.1))
     assert found.low == found.mean == found.high == pytest.approx(0.1)
     assert found.verdict == "above"
     assert crossed_interval(np.zeros((3, 7))).verdict == "none"
 
 
-def test_the_p_value_is_that_of_the_paired_t_test() -> None:
+def test_p_value_equals_paired_t_test() -> None:
     values = np.random.default_rng(1).normal(0.1, 0.3, size=(1, 60))
     assert crossed_interval(values).p_value == pytest.approx(stats.ttest_1samp(values[0], 0).pvalue)
     assert crossed_interval(np.zeros((3, 7))).p_value == 1

@@ -78,7 +78,7 @@ def test_means_over_seeds_and_iterations_by_hand() -> None:
     assert found.images == 32
 
 
-def test_what_was_not_recorded_is_none_and_its_column_is_left_out() -> None:
+def test_missing_metric_is_none_and_its_column_is_omitted() -> None:
     found = trained_in_numbers("v", metrics_source((0, 1, "grad_norm", 2.0)), SETTINGS, [])
     recorded = {name: value for name, value in dataclasses.asdict(found).items() if value is not None}
     assert recorded == {

@@ -26,18 +26,18 @@ def with_variants(variants: dict[str, object]) -> Params:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_is_told_in_words(name: str) -> None:
+def test_every_method_is_described_in_words(name: str) -> None:
     found = recipe(variant(METHODS[name]))
     assert not any(mark in found for mark in ("{", "}", "'", "_", "None", "e-0"))
     assert len(found.split(", ")) >= len(METHODS[name])  # each setting has its part
 
 
-def test_a_controlled_variant_is_told_in_words() -> None:
+def test_controlled_variant_is_described_in_words() -> None:
     found = recipe(variant({"objective": "chunk", "plan": "listed", "controlled": True}))
     assert found == "chunk objective, plan listed, with the controller"
 
 
-def test_methods_are_told_apart() -> None:
+def test_method_descriptions_are_distinct() -> None:
     told = [recipe(variant(settings)) for settings in METHODS.values()]
     assert len(set(told)) == len(told)
 
@@ -45,7 +45,7 @@ def test_methods_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [(5e-5, "5e-5"), (1e-12, "1e-12"), (0.0001, "0.0001"), (1.0, "1")]
 )
-def test_numbers_as_one_writes_them(value: float, text: str) -> None:
+def test_numbers_are_formatted_for_readers(value: float, text: str) -> None:
     assert short(value) == text
 
 
@@ -60,6 +60,6 @@ def test_clip_ranges_and_images_are_the_variants_own() -> None:
     assert found.images == {"chunk": 64, "chunk-clip": 64, "guard": 64, "tempflow": 256}  # 8 x 8, x 4 points
 
 
-def test_a_clip_range_of_all_is_that_of_the_dashed_line() -> None:
+def test_shared_clip_range_is_the_plotted_one() -> None:
     alike = {"chunk": METHODS["chunk"], "guard": METHODS["guard"] | {"clip_range": 1e-4}}
     assert settings_from(with_variants(alike)).training.clip_range == 1e-4

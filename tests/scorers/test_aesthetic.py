@@ -69,7 +69,7 @@ def test_rating_is_the_authors_one_image_at_a_time(folder: Path) -> None:
     np.testing.assert_allclose(aesthetic(folder).score(given).values, expected, atol=1e-5)
 
 
-def test_the_prompt_has_no_part_in_it(folder: Path) -> None:
+def test_score_does_not_depend_on_prompt(folder: Path) -> None:
     scorer = aesthetic(folder)
     assert scorer.needs == frozenset()
     np.testing.assert_array_equal(
@@ -77,7 +77,7 @@ def test_the_prompt_has_no_part_in_it(folder: Path) -> None:
     )
 
 
-def test_the_encoder_is_the_heads(folder: Path, tmp_path: Path) -> None:
+def test_encoder_width_must_match_head(folder: Path, tmp_path: Path) -> None:
     make_aesthetic(tmp_path, width=32)
     with pytest.raises(
         DataError, match=r"^scorers\.beauty\.model: .*layers\.0\.weight is \[1024, 32\] in place of"

@@ -193,7 +193,7 @@ def rows(folder: Path) -> dict[int, dict[str, Any]]:
     return table
 
 
-def test_the_table_is_complete_but_for_refusals_and_no_score_is_made_up(finished) -> None:
+def test_table_has_true_scores_and_only_expected_refusals(finished) -> None:
     judge, folder, _ = finished
     table = rows(folder)
     assert sorted(table) == list(range(COUNT))

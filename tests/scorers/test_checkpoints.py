@@ -38,7 +38,7 @@ def test_a_folder_with_every_file_is_taken_as_it_is(tmp_path):
         ("owner/name.git", None, r"\.checkpoint: 'owner/name\.git' is neither a local folder nor"),
     ],
 )
-def test_what_is_no_model_is_told_without_asking_the_hub(tmp_path, checkpoint, revision, said):
+def test_rejects_invalid_checkpoint_without_hub_access(tmp_path, checkpoint, revision, said):
     (tmp_path / "config.json").touch()
     with pytest.raises(DataError, match=rf"^scorers\.clip\.model{said}"):
         find(checkpoint or tmp_path, revision)
@@ -55,7 +55,7 @@ class ConnectTimeout(Exception):  # noqa: N818
         (ConnectTimeout(""), "ConnectTimeout"),
     ],
 )
-def test_without_a_network_the_way_to_get_a_hub_model_is_told(error, said, monkeypatch):
+def test_offline_error_explains_how_to_get_hub_model(error, said, monkeypatch):
     def nothing_kept(*_: object, **__: object) -> None:
         raise LocalEntryNotFoundError("not in the cache")
 
@@ -116,7 +116,7 @@ class Hub:
         (["config.json", "pytorch_model.bin", "README.md"], ["config.json", "pytorch_model.bin"]),
     ],
 )
-def test_of_two_formats_one_is_downloaded(files, wanted, tmp_path, monkeypatch):
+def test_downloads_only_one_of_two_formats(files, wanted, tmp_path, monkeypatch):
     hub = Hub(files, tmp_path)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
     monkeypatch.setattr(huggingface_hub, "list_repo_files", hub.list_repo_files)

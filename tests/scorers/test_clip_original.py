@@ -157,7 +157,7 @@ def test_tokens_pixels_and_cosines_are_open_clips(python, folder, mode):
     np.testing.assert_allclose(values, theirs["cosines"], atol=1e-6)
 
 
-def test_open_clip_mends_texts_first(python, folder):
+def test_open_clip_cleans_texts_with_ftfy_and_ours_does_not(python, folder):
     """A difference that is kept: it takes another package (ftfy) and touches prompts with such signs alone."""
     given = batch(CLEANED, SIZE, SIZE)
     theirs, mine = original(python, folder, given, "squash"), scorer(folder, "squash")
@@ -167,7 +167,7 @@ def test_open_clip_mends_texts_first(python, folder):
     np.testing.assert_allclose(values, theirs["cosines"], atol=1e-6)
 
 
-def test_the_middle_of_a_picture_is_one_pixel_apart_for_one_remainder_in_four(python, folder):
+def test_centre_crop_rounding_differs_by_one_pixel(python, folder):
     """A difference that is kept, of PickScore's own processor too: 59 - 56 = 3, whose half torchvision rounds to 2."""
     given = batch(PROMPTS, SIZE, SIZE + 3)
     theirs, mine = original(python, folder, given, "shortest"), scorer(folder, "processor")

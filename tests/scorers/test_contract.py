@@ -39,7 +39,7 @@ def test_a_sound_groupwise_scorer_passes() -> None:
         ("Compared", {"blind": True}, "", "independent of other groups: scorer odd gave image"),
     ],
 )
-def test_the_broken_rule_is_named(source: str, options: dict[str, Any], do: str, rule: str) -> None:
+def test_contract_error_names_broken_rule(source: str, options: dict[str, Any], do: str, rule: str) -> None:
     with pytest.raises(DataError) as caught:
         check(source, batch(do, count=6), **options)
     assert str(caught.value).startswith(rule)
@@ -69,7 +69,7 @@ def test_differences_of_rounding_pass() -> None:
         check_contract(Rounding(KEY, settings()), batch(), tolerance=1e-7)
 
 
-def test_no_images_are_a_batch_too() -> None:
+def test_contract_checks_empty_batch() -> None:
     class Full(External):
         def score(self, batch: ScoreBatch) -> Any:
             first = batch.prompts[0]
@@ -111,7 +111,7 @@ def test_equal_scores_show_no_order() -> None:
         ("spec_hash", lambda self: "", "one identity"),
     ],
 )
-def test_what_it_says_of_itself_is_checked(name: str, value: Any, rule: str) -> None:
+def test_contract_checks_scorer_attributes(name: str, value: Any, rule: str) -> None:
     odd = type("Odd", (External,), {name: value})
     with pytest.raises(DataError, match=rf"^{rule}"):
         check_contract(odd(KEY, settings()), batch())

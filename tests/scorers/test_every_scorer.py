@@ -322,7 +322,7 @@ def test_a_file_cut_short_is_refused(kind, field, make, copied):
 
 
 @pytest.mark.parametrize(("kind", "field", "name", "change", "said"), DAMAGE)
-def test_what_does_not_fit_is_refused(kind, field, name, change, said, make, copied):
+def test_mismatched_configuration_is_refused(kind, field, name, change, said, make, copied):
     copy, setting = copied(kind, field)
     if isinstance(change, str):
         (copy / name).write_text(change)

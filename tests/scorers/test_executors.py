@@ -63,7 +63,7 @@ class TestEverywhere:
     def test_it_keeps_the_contract(self, scorer: Scorer) -> None:
         check_contract(scorer, batch())
 
-    def test_it_says_what_it_is(self, scorer: Scorer) -> None:
+    def test_executor_keeps_scorer_identity(self, scorer: Scorer) -> None:
         said = (scorer.name, scorer.version, scorer.needs, scorer.groupwise)
         assert said == (KEY, 1, frozenset({"prompt", "metadata"}), False)
         assert scorer.spec_hash() == make_scorer(KEY, SMALL).spec_hash()
@@ -98,7 +98,7 @@ class TestEverywhere:
     @pytest.mark.parametrize(
         ("do", "kind"), [("data", DataError), ("config", ConfigError), ("transient", TransientError)]
     )
-    def test_an_error_comes_as_it_was_raised(self, scorer: Scorer, do: str, kind: type[Exception]) -> None:
+    def test_error_keeps_type_and_message(self, scorer: Scorer, do: str, kind: type[Exception]) -> None:
         with pytest.raises(kind) as caught:
             scorer.score(batch(do))
         assert (type(caught.value), str(caught.value)) == (kind, f"the reason ({do})")
@@ -107,13 +107,13 @@ class TestEverywhere:
         with pytest.raises(DataError, match=r"^the reason \(special\)$"):
             scorer.score(batch("special"))
 
-    def test_sys_exit_is_a_bug_of_the_scorer(self, scorer: Scorer) -> None:
+    def test_sys_exit_is_reported_as_scorer_bug(self, scorer: Scorer) -> None:
         with pytest.raises(
             (RuntimeError, WorkerError), match=r"scorer odd: \S+:odd called sys\.exit\(enough\)"
         ):
             scorer.score(batch("sys.exit"))
 
-    def test_a_batch_whose_parts_do_not_fit_is_refused_before_it_is_sent(self, scorer: Scorer) -> None:
+    def test_batch_of_unequal_lengths_is_refused_before_sending(self, scorer: Scorer) -> None:
         whole = batch()
         with pytest.raises(ValueError, match=r"must be of one length, got \(4, 3, 4, 4\)"):
             scorer.score(ScoreBatch(whole.images, whole.prompts[:3], whole.metadata, whole.groups))
@@ -153,15 +153,15 @@ class TestElsewhere:
                 "Traceback of the worker:\nTraceback (most recent" in told and 'odd_scorers.py", line' in told
             )
 
-    def test_an_error_of_the_system_may_pass_as_it_may_in_this_process(self, remote: Scorer) -> None:
+    def test_remote_connection_error_is_transient(self, remote: Scorer) -> None:
         with pytest.raises(TransientError, match=r"^ConnectionResetError: the reason \(connection\)$"):
             remote.score(batch("connection"))
 
-    def test_what_the_scorer_prints_is_no_answer(self, remote: Scorer) -> None:
+    def test_scorer_output_does_not_disturb_the_protocol(self, remote: Scorer) -> None:
         values = remote.score(batch("print")).values
         assert np.array_equal(values, make_scorer(KEY, SMALL).score(batch()).values)
 
-    def test_it_imports_no_torch_for_a_scorer_that_does_not(self, remote: Scorer) -> None:
+    def test_worker_imports_torch_only_if_scorer_does(self, remote: Scorer) -> None:
         assert not remote.score(batch()).details["torch"].any()
 
 

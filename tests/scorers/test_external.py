@@ -136,7 +136,7 @@ def test_an_installed_package_may_offer_scorers(monkeypatch):
     ],
 )
 @pytest.mark.parametrize("offered", [False, True])
-def test_a_module_that_cannot_be_imported_is_told(line, said, offered, tmp_path, monkeypatch):
+def test_import_error_of_module_is_reported(line, said, offered, tmp_path, monkeypatch):
     (tmp_path / "broken_rewards.py").write_text(f"{line}\n")
     monkeypatch.syspath_prepend(tmp_path)
     points = EntryPoints([EntryPoint("broken", "broken_rewards:f", source_files.ENTRY_POINTS)])
@@ -183,12 +183,12 @@ class Scoreless:
         (f"{HERE}:Counting", {}, "options: Counting of .* missing a required argument: 'start'"),
     ],
 )
-def test_what_cannot_be_called_is_told_before_it_is_called(source, options, said):
+def test_uncallable_source_is_reported_before_scoring(source, options, said):
     with pytest.raises(ConfigError, match=rf"^scorers\.mine\.{said}"):
         scorer(source, **options)
 
 
-def test_what_tells_no_signature_is_called_as_it_is():
+def test_callable_without_signature_is_accepted():
     """`max` of Python's own has none."""
     with pytest.raises(ValueError):
         inspect.signature(max)
@@ -219,7 +219,7 @@ def answering(images: object, prompts: object, metadata: object, answer: object)
         {"value": [0.25, 0.5]},
     ],
 )
-def test_another_answer_is_told(answer):
+def test_rejects_invalid_return_value(answer):
     with pytest.raises(
         DataError, match=r"mine: .*answering must return a number .* or a pair of them and|got \(3, 2"
     ):

@@ -57,7 +57,7 @@ def model_in(folder: Path, weights: bytes = b"weights") -> ClipScorer:
     ],
     ids=["version", "revision", "checkpoint", "dtype", "scale", "processor"],
 )
-def test_whatever_could_move_a_score_is_another_identity(other):
+def test_identity_changes_with_every_scoring_setting(other):
     assert other != identity(clip())
 
 
@@ -73,7 +73,7 @@ def test_a_local_model_is_known_by_its_files_wherever_they_lie(tmp_path):
     assert len({before, with_merges, identity(first)}) == 3
 
 
-def test_files_that_are_not_read_are_no_identity(tmp_path):
+def test_unused_files_do_not_change_identity(tmp_path):
     """`hf download --local-dir` writes the time of the download below .cache."""
     settings = model_in(tmp_path / "a")
     before = identity(settings)
@@ -98,7 +98,7 @@ def test_a_model_of_the_hub_is_known_by_the_commit_of_its_revision(tmp_path, mon
     assert hashes[0] == hashes[2] != hashes[1]
 
 
-def test_a_new_version_is_another_measure(monkeypatch):
+def test_new_version_changes_identity(monkeypatch):
     scorer = shapes_scorer("shapes-exact")
     spec, before = spec_of("it", SHAPES, scorer), scorer.spec_hash()
     require_same(spec, scorer)
@@ -125,7 +125,7 @@ def redness(images: Any, prompts: Any, metadata: Any, scale: float = 1.0) -> Any
     return images[..., 0].mean(axis=(1, 2)) * scale
 
 
-def test_what_was_checked_is_what_scores():
+def test_only_the_checked_scorer_may_score():
     spec = spec_of("own", own(scale=2.0), make_scorer("own", own(scale=2.0)))
     assert place_checked(spec, {"own": own(scale=2.0).model_copy(update={"batch_size": 9})}, {}).name == "own"
     with pytest.raises(DataError, match=r"scorers.own: settings or model files differ from .* checked; run"):

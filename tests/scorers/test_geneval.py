@@ -164,7 +164,7 @@ def test_settings_move_the_rules(folder, seen):
     assert values(threshold=1e-6, counting_threshold=1e-6, max_objects=1) == [0.0, 0.0]
 
 
-def test_records_of_other_prompts(scorer, seen):
+def test_rejects_invalid_prompt_records(scorer, seen):
     colour = {"tag": "colors", "include": [{"class": "cat", "count": 1, "color": "mauve"}]}
     with pytest.raises(
         DataError, match=r"scorers.geneval: prompt 'prompt 1': include.0..color: must be .* got 'mauve'"

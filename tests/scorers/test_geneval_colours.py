@@ -58,7 +58,7 @@ def test_directions_are_means_of_three_texts(classifier):
         np.testing.assert_allclose(direction, mean / np.linalg.norm(mean), atol=2e-6, rtol=0)
 
 
-def test_a_colour_is_that_of_the_nearest_direction(classifier):
+def test_colour_is_the_nearest_text_direction(classifier):
     names = ["dog", "computer mouse", "fire hydrant"] * 14
     crops = random_crops(len(names))
     expected = [

@@ -117,7 +117,7 @@ def test_the_base_has_one_seed(tmp_path):
 
 
 @pytest.mark.parametrize(("option", "value"), [("--mode", "hybrid"), ("--split", "nothing")])
-def test_what_is_missing_is_named(option, value, tmp_path, capsys):
+def test_missing_input_is_named(option, value, tmp_path, capsys):
     assert main(["write", IMAGES, "out", "--train-seed", "3", *PROMPTS, option, value]) == 3
     assert value in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "out").exists()

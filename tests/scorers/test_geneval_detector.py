@@ -73,7 +73,7 @@ def random_logits(seed: int, queries: int = 12, classes: int = 80) -> tuple[Tens
 
 
 @pytest.mark.parametrize("image_size", [(16, 24), (11, 17), (30, 20)])
-def test_equals_the_loops(image_size):
+def test_postprocessing_equals_plain_loops(image_size):
     logits = random_logits(0)
     slow = [found for found in slow_postprocess(*logits, (16, 24), image_size) if found[1] > 0]
     fast = by_score(postprocess(*logits, (16, 24), image_size, min_score=0))
@@ -87,7 +87,7 @@ def test_equals_the_loops(image_size):
     assert fast.masks.tolist() == [mask for _, _, _, mask in slow]
 
 
-def test_less_certain_ones_are_left_out_and_nothing_else_changes():
+def test_score_threshold_only_removes_detections():
     logits = random_logits(2)
     everything = by_score(postprocess(*logits, (16, 24), (16, 24), min_score=0))
     limit = float(everything.scores[5])

@@ -129,7 +129,7 @@ def original() -> Any:
     return evaluator()
 
 
-def test_names_and_their_order(original):
+def test_class_and_colour_names_equal_original(original):
     assert tuple(original.classnames) == CLASS_NAMES
     assert tuple(original.COLORS) == COLOURS
 
@@ -263,7 +263,7 @@ def _in_this_process(construct: Any) -> Any:
     return lambda self, *args, **options: construct(self, *args, **options | {"num_workers": 0})
 
 
-def test_folders_there_and_back(tmp_path, monkeypatch):
+def test_original_evaluator_reads_folders_and_results_are_read_back(tmp_path, monkeypatch):
     """The original's main() on folders that we write, its results read by us, its summary beside ours."""
     library = packages("pandas==2.3.3", "pytz==2025.2", "tzdata==2025.2")
     monkeypatch.syspath_prepend(str(library))

@@ -127,6 +127,6 @@ def test_good_records_have_no_problem():
     assert record_problems(changed(COUNTING, exclude=[{"class": "horse", "count": 1}])) == []
 
 
-def test_all_faults_are_told():
+def test_all_record_faults_are_reported():
     with pytest.raises(ValueError, match=r"^tag: .*'x'; include\[0\]\.color: .*'grey'$"):
         parse_record(changed(clause(color="grey"), tag="x"))

@@ -67,7 +67,7 @@ def test_most_confident_first_and_at_most_so_many_of_each_class():
     assert found_objects(seen(*rows), 0.3, 2) == {"cat": [1, 2], "dog": [5]}
 
 
-def test_of_equal_scores_the_later_detection_comes_first():
+def test_later_detection_wins_ties():
     assert found_objects(seen(*many("cat", 0.5, 0.5, 0.5)), 0.3, 2) == {"cat": [2, 1]}
 
 

@@ -38,7 +38,7 @@ def copy(tmp_path: Path) -> Path:
     return make_hpsv3(tmp_path)
 
 
-def test_the_score_is_that_of_the_original_package(folder):
+def test_score_matches_original_package(folder):
     made = scorer(folder)
     scores = made.score(FOUR)
     made.close()
@@ -95,7 +95,7 @@ def test_the_question_is_worded_as_in_the_package():
 
 
 @pytest.mark.parametrize("prompt", ALL_PROMPTS)
-def test_ids_are_those_of_the_whole_text(folder, model, prompt):
+def test_token_ids_match_encoding_of_whole_text(folder, model, prompt):
     """Inputs as the package makes them: render the chat template, repeat the image token, encode all at once."""
     tokenizer = Qwen2Tokenizer.from_pretrained(folder / "backbone")
     tokenizer.add_special_tokens({"additional_special_tokens": [REWARD]})

@@ -157,7 +157,7 @@ def test_the_score_in_bfloat16_is_nearer_with_the_originals_angles(
     assert rounded < 0.7 * exact
 
 
-def test_the_package_may_score_in_the_scorers_stead(folder: Path, python: Path) -> None:
+def test_original_package_can_run_as_worker(folder: Path, python: Path) -> None:
     """The subprocess worker returns the golden values for any batch size; its backbone has no weights."""
     in_process = scorer(folder)
     settings = in_process.settings.model_copy(update={"batch_size": 3})

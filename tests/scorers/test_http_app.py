@@ -25,7 +25,7 @@ def url() -> Iterator[str]:
         yield url
 
 
-def test_what_is_no_request_is_refused_with_the_reason(url: str) -> None:
+def test_rejects_malformed_request(url: str) -> None:
     for content, status, reason in (
         (b"hello", 400, "not JSON: "),
         (b"[]", 400, "must be a JSON object, got list"),
@@ -41,7 +41,7 @@ def test_what_is_no_request_is_refused_with_the_reason(url: str) -> None:
     assert client(url).score(batch()).values.tolist() == expected(batch())
 
 
-def test_one_that_does_not_arrive_keeps_no_place(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_request_leaves_the_queue(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chunk_grpo.scorers.executors.http_app._SILENT_SECONDS", 0.2)
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
@@ -51,7 +51,7 @@ def test_one_that_does_not_arrive_keeps_no_place(url: str, monkeypatch: pytest.M
     assert httpx.get(f"{url}/health").json()["queue"] == 0
 
 
-def test_a_client_that_announces_much_and_sends_nothing_holds_nothing(url: str) -> None:
+def test_announced_but_unsent_bodies_hold_no_memory(url: str) -> None:
     host, port = url.removeprefix("http://").split(":")
     head = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20000\r\n\r\n"
     with ExitStack() as stack:
@@ -61,7 +61,7 @@ def test_a_client_that_announces_much_and_sends_nothing_holds_nothing(url: str) 
         assert client(url).score(batch()).values.tolist() == expected(batch())
 
 
-def test_a_head_that_does_not_end_closes_its_connection(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_head_closes_connection(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chunk_grpo.scorers.executors.http_server._HEADER_SECONDS", 0.3)
     host, port = url.removeprefix("http://").split(":")
     whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"

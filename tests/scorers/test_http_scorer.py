@@ -27,7 +27,7 @@ def params(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_params(tmp_path_factory.mktemp("server") / "params.yaml", KEY, settings())
 
 
-def test_a_crash_or_a_missing_server_is_told_with_the_command_that_starts_it(params: Path) -> None:
+def test_unreachable_server_error_names_start_command(params: Path) -> None:
     with ServerProcess(params, KEY) as server:
         scorer = client(server.url)
         scorer.check()
@@ -42,7 +42,7 @@ def test_a_crash_or_a_missing_server_is_told_with_the_command_that_starts_it(par
         scorer.close()
 
 
-def test_a_hanging_one_is_given_up_after_the_time_out(params: Path) -> None:
+def test_hanging_server_times_out(params: Path) -> None:
     with ServerProcess(params, KEY) as server:
         client(server.url).score(batch())  # the first batch loads the model, however long that takes
         scorer = client(server.url, timeout_seconds=0.5)
@@ -81,7 +81,7 @@ def strange_server() -> Iterator[Any]:
         server.shutdown()
 
 
-def test_a_strange_servers_answers_are_never_used(strange_server: Any) -> None:
+def test_rejects_answers_of_foreign_server(strange_server: Any) -> None:
     """test_messages.py has what makes an answer strange."""
     ready = ready_message(worker_for(External(KEY, settings())))
     scores = {"type": "scores", "id": "another", "spec_hash": ready["spec_hash"], "values": [1.0] * 4}
@@ -99,7 +99,7 @@ def test_a_strange_servers_answers_are_never_used(strange_server: Any) -> None:
         client(url).score(batch())
 
 
-def test_an_address_that_is_none_is_a_configuration_error() -> None:
+def test_invalid_url_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match=r"executors.odd.url: must be a URL, got 'http://a..b'"):
         client("http://a..b").check()
 
@@ -124,7 +124,7 @@ def test_an_address_with_a_query_or_without_a_host_is_refused(url: str) -> None:
     ]
 
 
-def test_a_name_that_no_environment_variable_has_is_refused() -> None:
+def test_rejects_invalid_environment_variable_name() -> None:
     executor = {"kind": "http", "url": "http://a", "token_variable": "my-token", "timeout_seconds": 10.0}
     assert problems(put("executors.shapes-exact", executor)) == [
         "executors.shapes-exact.token_variable: must be the name of an environment variable: letters, digits and _, "

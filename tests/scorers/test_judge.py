@@ -20,7 +20,7 @@ SOON = {"retry-after-ms": "5"}
 
 
 class TestFailures:
-    def test_a_rate_limit_is_waited_for_as_long_as_it_says(self, judge_server, make_wise):
+    def test_rate_limit_wait_follows_retry_after(self, judge_server, make_wise):
         judge_server.replies.append(
             Reply(b"{}", 429, {"Retry-After": "1"})
         )  # the client's own first wait is 0.5 s at most
@@ -36,7 +36,7 @@ class TestFailures:
         assert b - a >= 0.375 and c - b >= 0.75  # 0.5 and 1 s, less a quarter at most, drawn
 
     @pytest.mark.parametrize("status", [429, 500, 503])
-    def test_a_server_that_keeps_failing_ends_it(self, judge_server, make_wise, status):
+    def test_repeated_server_errors_end_scoring(self, judge_server, make_wise, status):
         judge_server.answer = lambda request: Reply(b'{"error": {"message": "busy"}}', status, SOON)
         with pytest.raises(
             TransientError,
@@ -45,7 +45,7 @@ class TestFailures:
             make_wise().score(batch_of(1))
         assert len(judge_server.requests) == 3
 
-    def test_silence_ends_it(self, judge_server, make_wise):
+    def test_timeouts_end_scoring(self, judge_server, make_wise):
         judge_server.answer = lambda request: Reply(GOOD, wait_seconds=1.0)
         with pytest.raises(
             TransientError, match=f"{judge_server.url} to WISE prompt 1 after 2 attempts of 0.3 s .*timed out"
@@ -53,7 +53,7 @@ class TestFailures:
             make_wise(timeout_seconds=0.3, attempts=2).score(batch_of(1))
         assert len(judge_server.requests) == 2
 
-    def test_no_server_ends_it(self, tmp_path):
+    def test_unreachable_server_ends_scoring(self, tmp_path):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
@@ -72,7 +72,7 @@ class TestFailures:
         ],
         ids=["cut JSON", "no choice", "no JSON", "no content", "out of range", "no scores"],
     )
-    def test_another_form_is_asked_again_and_then_refused(self, judge_server, make_wise, reply, fault):
+    def test_malformed_answer_is_retried_then_refused(self, judge_server, make_wise, reply, fault):
         judge_server.replies.extend([reply, reply])
         np.testing.assert_allclose(
             make_wise().score(batch_of(1)).values, make_wise().score(batch_of(1)).values
@@ -86,7 +86,7 @@ class TestFailures:
         )
         assert len(judge_server.requests) == 6
 
-    def test_all_are_asked_whatever_one_of_them_answers(self, judge_server, make_wise):
+    def test_one_refusal_does_not_stop_the_batch(self, judge_server, make_wise):
         judge_server.answer = lambda request: Reply("no") if id_of(request) == 1 else Reply(GOOD)
         scores = make_wise(attempts=1, concurrency=1).score(batch_of(5))
         assert sorted(map(id_of, judge_server.requests)) == [1, 2, 3, 4, 5]
@@ -116,7 +116,7 @@ class TestFailures:
         assert len(judge_server.requests) == 2  # it would not become right by asking again
 
     @pytest.mark.parametrize("status", [400, 404, 422])
-    def test_a_refused_request_says_what_to_look_at(self, judge_server, make_wise, status):
+    def test_rejected_request_error_names_the_setting(self, judge_server, make_wise, status):
         judge_server.answer = lambda request: Reply(b'{"error": {"message": "no field seed"}}', status)
         with pytest.raises(
             DataError, match=rf"answered {status} to WISE prompt 1: .*no field seed.*`request`"
@@ -126,7 +126,7 @@ class TestFailures:
 
 
 class TestKey:
-    def test_it_is_sent_and_no_other(self, judge_server, make_wise, monkeypatch):
+    def test_only_the_configured_key_is_sent(self, judge_server, make_wise, monkeypatch):
         monkeypatch.setenv("OPENAI_API_KEY", "sk-other")
         monkeypatch.setenv("JUDGE_KEY", f"{KEY}\n")
         make_wise(api_key_variable="JUDGE_KEY").score(batch_of(1))
@@ -135,7 +135,7 @@ class TestKey:
         assert with_key["Authorization"] == f"Bearer {KEY}"
         assert "Authorization" not in without and "sk-other" not in str(without)
 
-    def test_a_placeholder_is_no_secret(self, judge_server, make_wise, monkeypatch):
+    def test_placeholder_key_is_not_masked(self, judge_server, make_wise, monkeypatch):
         monkeypatch.setenv("JUDGE_KEY", "1")
         judge_server.answer = lambda request: Reply(GOOD)
         assert make_wise(api_key_variable="JUDGE_KEY").score(batch_of(1)).details["realism"].tolist() == [1.0]
@@ -149,7 +149,7 @@ class TestKey:
             ("sk-ä", "JUDGE_KEY holds characters"),
         ],
     )
-    def test_a_variable_without_a_key_is_told(self, make_wise, monkeypatch, value, fault):
+    def test_missing_or_invalid_key_is_reported(self, make_wise, monkeypatch, value, fault):
         monkeypatch.delenv("JUDGE_KEY", raising=False)
         if value is not None:
             monkeypatch.setenv("JUDGE_KEY", value)
@@ -160,7 +160,9 @@ class TestKey:
             assert "sk-" not in everything(caught.value)
 
     @pytest.mark.parametrize("status", [200, 200.2, 200.5, 400, 401, 404, 500, 0], ids=str)
-    def test_it_is_never_told(self, judge_server, make_wise, monkeypatch, caplog, capfd, tmp_path, status):
+    def test_key_never_appears_in_output(
+        self, judge_server, make_wise, monkeypatch, caplog, capfd, tmp_path, status
+    ):
         """A server that repeats the key in every way; 200.2: as finish_reason; 200.5: in thoughts."""
         monkeypatch.setenv("JUDGE_KEY", KEY)
         caplog.set_level(1)

@@ -57,7 +57,7 @@ def test_after_the_limit_it_is_neither_asked_again_nor_closed() -> None:
     scorer.may_answer.set()
 
 
-def test_an_error_of_a_call_is_raised_by_who_waits() -> None:
+def test_waiting_raises_the_error_of_the_call() -> None:
     thread = Background("calls")
     with pytest.raises(KeyError, match="nothing"):
         waited(thread.submit({}.__getitem__, "nothing"), lambda: None)
@@ -65,7 +65,7 @@ def test_an_error_of_a_call_is_raised_by_who_waits() -> None:
     thread.end()
 
 
-def test_who_waits_may_give_up() -> None:
+def test_waiting_can_be_interrupted() -> None:
     thread, may_end = Background("calls"), threading.Event()
     answer = thread.submit(may_end.wait, 60)
 
@@ -105,6 +105,6 @@ def test_a_process_ends_whatever_a_call_does(call: float, patience: float, code:
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf")])
-def test_a_limit_is_a_number_of_seconds(seconds: float) -> None:
+def test_rejects_invalid_time_limit(seconds: float) -> None:
     with pytest.raises(ValueError, match="timeout_seconds"):
         InProcess(kind="in-process", device=None, timeout_seconds=seconds)

@@ -48,7 +48,7 @@ def test_a_batch_comes_back_as_it_was() -> None:
     got.images[0, 0, 0, 0] = 7  # a scorer of another process may write into its own copy
 
 
-def test_metadata_that_json_has_not_is_an_error_of_the_data() -> None:
+def test_metadata_without_json_form_is_a_data_error() -> None:
     bad = ScoreBatch(batch().images[:1], ["a dog"], [{"set": {1, 2}}], [0])
     with pytest.raises(DataError, match=r"prompt 'a dog': its metadata cannot be written as JSON"):
         encode_batch(bad, "a question")
@@ -76,7 +76,7 @@ def test_metadata_that_json_has_not_is_an_error_of_the_data() -> None:
         (lambda m: m.pop("id"), "KeyError: 'id'"),
     ],
 )
-def test_what_is_no_batch_is_malformed(change: Callable[[dict[str, Any]], object], reason: str) -> None:
+def test_rejects_malformed_batch(change: Callable[[dict[str, Any]], object], reason: str) -> None:
     message = json.loads(encode_batch(batch(), "a question"))
     worker_protocol.read_batch(message)
     change(message)
@@ -86,7 +86,7 @@ def test_what_is_no_batch_is_malformed(change: Callable[[dict[str, Any]], object
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000])
-def test_what_is_no_object_is_no_message(text: bytes) -> None:
+def test_message_must_be_a_json_object(text: bytes) -> None:
     with pytest.raises(worker_protocol.MalformedError):
         worker_protocol.read_message(text)
 
@@ -118,7 +118,7 @@ def test_numbers_of_numpy_are_written_as_they_are() -> None:
     assert message["values"] == [float(np.float32(0.1)), 0.1, 1, 3.0]
 
 
-def test_a_worker_script_refuses_with_the_same_word() -> None:
+def test_worker_script_can_refuse_an_image() -> None:
     answer = ([0.5, worker_protocol.RefusedError("why")], {})
     message = worker_protocol.scores_message("a question", answer, "spec")
     line = worker_protocol.write_message(message)
@@ -142,7 +142,7 @@ def test_a_worker_script_refuses_with_the_same_word() -> None:
         ({"refused": {"2": "why"}}, "it refused images that are not in the batch"),
     ],
 )
-def test_an_answer_to_another_question_is_never_used(change: dict[str, Any], reason: str) -> None:
+def test_rejects_mismatched_or_malformed_answer(change: dict[str, Any], reason: str) -> None:
     message = worker_protocol.scores_message("a question", ([0.5, 1.5], {}), "spec")
     assert read_scores(message, "a question", 2, "spec", "it").values.tolist() == [0.5, 1.5]
     with pytest.raises(DataError) as caught:

@@ -76,11 +76,11 @@ class TestRule:
             ([0, 0, 0, 0], 0.0),
         ],
     )
-    def test_a_no_counts_for_the_questions_that_hang_on_it(self, yes, value):
+    def test_no_also_fails_dependent_questions(self, yes, value):
         listed = parse_questions({"questions": TREE})
         assert image_value(listed, list(map(bool, yes))) == value
 
-    def test_one_no_of_several_parents_is_enough(self):
+    def test_one_failed_parent_fails_the_child(self):
         listed = [ListedQuestion(1, "a", ()), ListedQuestion(2, "b", ()), ListedQuestion(3, "c", (1, 2))]
         assert image_value(listed, [True, False, True]) == pytest.approx(1 / 3)
 
@@ -91,12 +91,12 @@ class TestRule:
 
 class TestAnswers:
     @pytest.mark.parametrize("answer", ["yes", "Yes", " YES.\n", "**Yes**", '"yes"', "**Yes.**"])
-    def test_yes(self, answer):
+    def test_accepts_forms_of_yes_and_no(self, answer):
         assert yes_or_no(answer) is True
         assert yes_or_no(answer.lower().replace("yes", "no")) is False
 
     @pytest.mark.parametrize("answer", ["", "maybe", "Yes, there is.", "not", "yes no", "n", "yes/no"])
-    def test_neither(self, answer):
+    def test_rejects_answers_other_than_yes_or_no(self, answer):
         with pytest.raises(ValueError, match="must be yes or no, as one word, got"):
             yes_or_no(answer)
 

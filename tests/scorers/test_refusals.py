@@ -15,7 +15,7 @@ from tests.scorers.odd_scorers import KEY, batch, settings
 from tests.scorers.servers import ROOT
 
 
-def test_what_is_not_refused_needs_a_number():
+def test_only_refused_images_may_lack_a_score():
     values = np.array([np.nan, 0.5, np.nan])
     with pytest.raises(DataError, match=r"scorer odd: image 2 of the batch \('c'\) got nan"):
         check_scores("odd", Scores(values, {}, {0: "why"}), ["a", "b", "c"])
@@ -24,7 +24,7 @@ def test_what_is_not_refused_needs_a_number():
         check_scores("odd", Scores(np.array([np.nan, 0.5, 1.0]), details, {0: "why"}), ["a", "b", "c"])
 
 
-def test_a_reward_refuses_to_be_without_a_number():
+def test_reward_raises_on_refused_image():
     reward = Reward({KEY: External(KEY, settings())}, {KEY: 1.0})
     with pytest.raises(
         DataError, match=r"^scorer odd: refuses an image of the prompt 'prompt x' \(the reason"

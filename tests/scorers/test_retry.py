@@ -125,7 +125,7 @@ def named(error: BaseException) -> str:
 
 
 @pytest.mark.parametrize("error", [TransientError("the service is busy"), *PASSING], ids=named)
-def test_what_may_pass_is_tried_again(error: Exception) -> None:
+def test_transient_error_is_retried(error: Exception) -> None:
     waits: list[float] = []
     scorer = Flaky([error])
     assert score_with_retries("flaky", scorer, BATCH, 2, 0.5, waits.append).values.tolist() == [0.25, 0.75]
@@ -147,7 +147,7 @@ def test_each_wait_is_twice_the_one_before_and_none_follows_the_last_attempt() -
     assert (scorer.calls, waits) == (4, [1.5, 3.0, 6.0])
 
 
-def test_the_end_says_who_how_often_why_and_what_next() -> None:
+def test_final_error_names_scorer_attempts_cause_and_next_step() -> None:
     last = ConnectionError("no route to scorer-host")
     with pytest.raises(TransientError) as caught:
         score_with_retries(
@@ -184,7 +184,7 @@ def test_every_failed_attempt_but_the_last_is_a_warning(caplog: pytest.LogCaptur
     [DataError("no such prompt"), ConfigError("no such key"), *LASTING, KeyboardInterrupt()],
     ids=named,
 )
-def test_what_another_try_cannot_mend_is_raised_at_once(error: BaseException) -> None:
+def test_permanent_error_is_not_retried(error: BaseException) -> None:
     waits: list[float] = []
     scorer = Flaky([error] * 3)
     with pytest.raises(type(error)) as caught:
@@ -194,7 +194,7 @@ def test_what_another_try_cannot_mend_is_raised_at_once(error: BaseException) ->
 
 
 @pytest.mark.parametrize("error", [*PASSING, *LASTING], ids=named)
-def test_an_error_in_another_process_is_judged_alike(error: Exception) -> None:
+def test_remote_errors_are_classified_like_local_ones(error: Exception) -> None:
     """Error after its transport as JSON from a worker or server."""
     told = read_message(write_message(error_message(error)))
     with pytest.raises(TransientError if error in PASSING else WorkerError, match=type(error).__name__):
@@ -215,7 +215,7 @@ def test_there_is_at_least_one_attempt(attempts: int) -> None:
 
 
 @pytest.mark.parametrize("seconds", [-1.0, np.nan, np.inf])
-def test_a_wait_is_a_number_of_seconds(seconds: float) -> None:
+def test_rejects_invalid_wait(seconds: float) -> None:
     with pytest.raises(ValueError, match="wait_seconds: must be finite and at least 0"):
         score_with_retries("flaky", Flaky(), BATCH, 1, seconds)
 

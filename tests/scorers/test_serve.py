@@ -88,7 +88,7 @@ def params(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestHealth:
-    def test_it_says_what_it_is_and_how_much_waits(self) -> None:
+    def test_health_reports_identity_and_queue(self) -> None:
         scorer = External(KEY, settings())
         with server_in_thread(scorer, Limits(held_bytes=10**7, most_bytes=10**6, token=None)) as url:
             client(url).check()
@@ -113,7 +113,7 @@ class TestHealth:
             "most_bytes": 10**6,
         }
 
-    def test_while_it_loads_it_says_so_and_clients_wait(self, pool: ThreadPoolExecutor) -> None:
+    def test_loading_server_answers_503_and_clients_wait(self, pool: ThreadPoolExecutor) -> None:
         class Slow(External):
             may_end = threading.Event()
 
@@ -134,9 +134,7 @@ class TestHealth:
 
 
 class TestQueue:
-    def test_a_full_server_says_when_to_come_again_and_the_client_does(
-        self, pool: ThreadPoolExecutor
-    ) -> None:
+    def test_full_server_sends_retry_after_and_client_retries(self, pool: ThreadPoolExecutor) -> None:
         scorer = Gated()
         held = sum(len(encode_batch(batch(count=count), "0" * 32)) for count in (1, 2))
         with server_in_thread(scorer, Limits(held_bytes=held, most_bytes=10**6, token=None)) as url:
@@ -215,7 +213,7 @@ class TestQueue:
 
 
 class TestToken:
-    def test_who_has_it_is_answered_and_nobody_else(
+    def test_requires_token(
         self, start: Callable[..., ServerProcess], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         server = start("--token-variable", VARIABLE, **{VARIABLE: TOKEN})
@@ -267,7 +265,7 @@ class TestToken:
             (("strange",), "NAME: must be one of scorers in {params}: shapes-exact, "),
         ],
     )
-    def test_what_cannot_be_served_is_told(
+    def test_rejects_invalid_serve_options(
         self,
         params: Path,
         capsys: pytest.CaptureFixture[str],
@@ -298,7 +296,7 @@ class TestEnd:
             waiting.result()
         assert server.process.wait(5.0) == 0
 
-    def test_a_second_one_ends_it_at_once(
+    def test_second_sigterm_ends_server_at_once(
         self, start: Callable[..., ServerProcess], pool: ThreadPoolExecutor, tmp_path: Path
     ) -> None:
         server = start()
@@ -313,7 +311,7 @@ class TestEnd:
         with pytest.raises(TransientError, match=r"failed: status 500|does not answer"):
             asked.result()
 
-    def test_a_batch_beyond_its_time_limit_ends_it(
+    def test_batch_over_time_limit_ends_server(
         self, start: Callable[..., ServerProcess], pool: ThreadPoolExecutor, tmp_path: Path
     ) -> None:
         server = start("--batch-seconds", "0.5")
@@ -330,7 +328,7 @@ class TestEnd:
             asked.result()
         assert server.process.wait(5.0) == TransientError.exit_code
 
-    def test_a_scorer_that_cannot_be_checked_ends_it_with_its_exit_code(
+    def test_failed_scorer_check_sets_exit_code(
         self, params: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def check(self: External) -> None:

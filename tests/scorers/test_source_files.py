@@ -39,7 +39,7 @@ def found(module: str) -> list[str]:
     return sorted(source_files.source_files(module))
 
 
-def test_the_modules_are_those_of_the_user_that_it_imports(own):
+def test_finds_user_modules_that_are_imported(own):
     assert found("rewards") == [
         *("beside", "kit", "kit.colour", "kit.deep", "kit.deep.names", "kit.table", "rewards"),
     ]
@@ -57,7 +57,7 @@ def test_a_namespace_package_inside_a_package_is_searched_without_an_import(own)
     assert found("rewards") == ["beside", "kit", "kit.loose.late", "rewards"]
 
 
-def test_a_linked_environment_is_not_the_users(own, monkeypatch):
+def test_linked_environment_is_not_user_code(own, monkeypatch):
     """Its modules are found below the link, and the folders of Python are those that it points to."""
     installed = Path(safetensors.__file__).parents[1]
     (own / "link").symlink_to(installed)
@@ -69,7 +69,7 @@ def test_a_linked_environment_is_not_the_users(own, monkeypatch):
     assert found("rewards") == ["rewards"]
 
 
-def test_of_an_installed_package_its_own_modules_count():
+def test_installed_package_includes_only_its_modules():
     assert "safetensors.numpy" in found("safetensors.numpy")
     assert not [name for name in found("safetensors.numpy") if not name.startswith("safetensors")]
 
@@ -77,7 +77,7 @@ def test_of_an_installed_package_its_own_modules_count():
 @pytest.mark.parametrize(
     "module", ["no_such_module", "kit.no_such_module", "sys", "chunk_grpo.scorers.shapes"]
 )
-def test_what_is_not_the_users_has_no_files(module, own):
+def test_foreign_modules_have_no_source_files(module, own):
     assert [name for name in found(module) if name not in ("kit",)] == []
 
 

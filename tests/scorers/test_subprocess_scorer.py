@@ -55,7 +55,7 @@ def test_a_crash_restarts_it_once_and_asks_again(
     assert "ended with exit code 7" in caplog.text
 
 
-def test_the_second_crash_is_told_with_exit_code_and_last_words(shared: SubprocessScorer) -> None:
+def test_second_crash_reports_exit_code_and_stderr(shared: SubprocessScorer) -> None:
     with pytest.raises(TransientError) as caught:
         shared.score(batch("exit"))
     assert "ended with exit code 7. Last lines of its stderr:\none line\nsomething is broken\n" in str(
@@ -83,7 +83,7 @@ def test_a_crash_ends_its_children(shared: SubprocessScorer, tmp_path: Path) -> 
     assert all(gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
 
 
-def test_a_process_that_left_its_group_keeps_nobody_waiting(shared: SubprocessScorer, tmp_path: Path) -> None:
+def test_child_outside_process_group_does_not_block(shared: SubprocessScorer, tmp_path: Path) -> None:
     start = time.monotonic()
     with pytest.raises(TransientError, match="exit code 7"):
         shared.score(batch("child", pids=str(tmp_path / "pids"), apart=True))
@@ -92,9 +92,7 @@ def test_a_process_that_left_its_group_keeps_nobody_waiting(shared: SubprocessSc
         psutil.Process(int(left)).kill()
 
 
-def test_it_gets_the_gpu_of_this_process_if_none_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_defaults_to_gpu_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "worker.py").write_text(
         "import json, sys\n"
         "device = json.loads(sys.stdin.readline())['device']\n"
@@ -207,7 +205,7 @@ def test_a_worker_with_an_answer_to_another_question_is_ended(
         ('print(\'{"type": "ready", "protocol": 0}\')', DataError, "sent no ready message of protocol 2"),
     ],
 )
-def test_a_worker_that_does_not_start_is_told(
+def test_worker_start_failure_is_reported(
     tmp_path: Path, script: str, kind: type[Exception], message: str
 ) -> None:
     (tmp_path / "worker.py").write_text(script)
@@ -224,7 +222,7 @@ def test_an_error_at_the_start_comes_as_it_was_raised() -> None:
     scorer.close()
 
 
-def test_what_cannot_be_run_is_a_configuration_error(tmp_path: Path) -> None:
+def test_missing_python_or_script_is_a_configuration_error(tmp_path: Path) -> None:
     for changes, message in (
         ({"python": "/no/such/python"}, "executors.odd.python: must be a Python interpreter"),
         ({"script": "no_such.py"}, "executors.odd.script: must be a Python file, got 'no_such.py'"),

@@ -52,7 +52,7 @@ def rows(split: str, count: int) -> list[dict[str, str]]:
 TRAIN, EVAL = Sample("train", rows("train", 2), 16, 24), Sample("eval", rows("eval", 3), 32, 8)
 
 
-def test_loading_is_the_first_call_without_its_image(clock: Clock) -> None:
+def test_loading_time_excludes_scoring_of_first_image(clock: Clock) -> None:
     scorer = Scorer(clock)
     found = try_scorer("own", scorer, [TRAIN, EVAL], images_per_prompt=4)
     assert (found.loading, found.image) == (10.0, 2.0)
@@ -65,7 +65,7 @@ def test_loading_is_the_first_call_without_its_image(clock: Clock) -> None:
     assert [record["number"] for batch in scorer.batches for record in batch.metadata] == [0, 1, 0, 1, 2]
 
 
-def test_one_image_does_not_say_what_loading_takes(clock: Clock) -> None:
+def test_single_image_gives_no_time_per_image(clock: Clock) -> None:
     found = try_scorer("own", Scorer(clock), [Sample("eval", rows("eval", 1), 8, 8)], images_per_prompt=1)
     assert (found.loading, found.image) == (12.0, None)
 

@@ -87,7 +87,7 @@ class TestTemplate:
             ("a } b", "character 3: a single }; write }}"),
         ],
     )
-    def test_what_is_no_template_is_refused(self, text, fault):
+    def test_rejects_invalid_template(self, text, fault):
         with pytest.raises(ValueError, match=fault):
             parse_template(text)
 
@@ -122,7 +122,7 @@ class TestPattern:
             (r"Stars:(?: (\d))?", "Stars: x", "finds None, which is no number"),
         ],
     )
-    def test_what_is_no_number_of_the_scale_is_refused(self, pattern, answer, fault):
+    def test_rejects_answer_without_number_on_scale(self, pattern, answer, fault):
         with pytest.raises(ValueError, match=fault):
             NumberByPattern(re.compile(pattern), 1, 5).value(answer)
 
@@ -136,11 +136,11 @@ class TestYesProbability:
         reading = YesProbability()
         return reading.value(reading.answer(first_token(chances)))
 
-    def test_spellings_add_up(self):
+    def test_probabilities_of_spellings_are_summed(self):
         chances = {"Yes": 0.4, " yes": 0.1, "YES\n": 0.1, "▁No": 0.1, "no": 0.1, "Yesterday": 0.1, "I": 0.1}
         assert self.value(chances) == pytest.approx(0.6 / 0.8)
 
-    def test_a_word_that_is_not_listed_counts_nothing(self):
+    def test_missing_word_has_probability_zero(self):
         assert self.value({"Yes": 0.5, "I": 0.5}) == 1.0
         assert self.value({"I": 0.5, "No": 0.25}) == 0.0
 
@@ -159,7 +159,7 @@ class TestYesProbability:
             ("[1]", "is no list of tokens"),
         ],
     )
-    def test_an_answer_without_either_is_refused(self, answer, fault):
+    def test_rejects_answer_without_yes_or_no(self, answer, fault):
         with pytest.raises(ValueError, match=fault):
             YesProbability().value(answer)
 
@@ -205,7 +205,7 @@ class TestScores:
         assert np.isnan(scores.values).all()
         assert scores.refused[0].startswith("no well-formed answer in 3 attempts. prompt 'other': ")
 
-    def test_an_endpoint_that_is_away_passes(self, judge_server, make):
+    def test_unavailable_endpoint_is_a_transient_error(self, judge_server, make):
         judge_server.answer = lambda request: Reply(b"{}", 503, {"retry-after-ms": "5"})
         with pytest.raises(TransientError, match=r"scorers\.stars: no answer from"):
             make().score(batch_of(1))
@@ -246,14 +246,14 @@ class TestRequests:
 
 
 class TestTemplateFile:
-    def test_a_text(self, judge_server, make, tmp_path):
+    def test_template_file_with_plain_text(self, judge_server, make, tmp_path):
         judge_server.answer = lambda request: Reply("Stars: 3")
         path = tmp_path / "question.txt"
         path.write_text("Rate {prompt}.\nStars?\n")
         make(template=None, template_file=str(path)).score(batch_of(1))
         assert judge_server.requests[0].text == "Rate prompt 0.\nStars?"
 
-    def test_the_source_of_an_evaluator(self, judge_server, make, tmp_path):
+    def test_template_file_with_evaluator_source(self, judge_server, make, tmp_path):
         judge_server.answer = lambda request: Reply("Stars: 3")
         path = tmp_path / "evaluate.py"
         path.write_text(
@@ -284,7 +284,7 @@ class TestTemplateFile:
 
 
 class TestIdentity:
-    def test_what_moves_a_score_moves_it(self, make, tmp_path):
+    def test_identity_changes_with_score_settings(self, make, tmp_path):
         for name, text in {"a": "A {prompt}", "b": "A {prompt}\n", "c": "C {prompt}"}.items():
             (tmp_path / name).write_text(text)
         others: list[dict[str, Any]] = [
@@ -324,7 +324,7 @@ class TestSettings:
             ({"request": {"messages": []}}, "must not hold messages"),
         ],
     )
-    def test_what_cannot_be_asked_is_refused(self, make, changes, fault):
+    def test_rejects_invalid_settings(self, make, changes, fault):
         with pytest.raises(ValidationError, match=fault):
             make(**changes)
 

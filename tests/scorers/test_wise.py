@@ -56,7 +56,7 @@ class TestScores:
             ({"wise_id": 7, "explanation": " "}, "explanation must be a text, got ' '"),
         ],
     )
-    def test_prompts_of_others_are_refused(self, judge_server, make_wise, record, fault):
+    def test_rejects_invalid_prompt_metadata(self, judge_server, make_wise, record, fault):
         batch = batch_of(1)
         with pytest.raises(DataError, match=rf"scorers.wise: prompt 'prompt 1': metadata: .*{fault}"):
             make_wise().score(ScoreBatch(batch.images, batch.prompts, [record], [0]))
@@ -90,7 +90,7 @@ class TestRequests:
         assert body["max_tokens"] == 9 and "seed" not in body and body["temperature"] == 0.0
 
     @pytest.mark.parametrize("field", ["messages", "model", "n", "stream"])
-    def test_the_question_itself_is_no_field(self, make_wise, field):
+    def test_request_fields_cannot_replace_the_question(self, make_wise, field):
         with pytest.raises(ValueError, match=f"must not hold {field}"):
             make_wise(request={field: 1})
 
@@ -106,7 +106,7 @@ class TestRequests:
             "http://[::1/v1",
         ],
     )
-    def test_a_url_holds_no_key_and_can_be(self, make_wise, url):
+    def test_rejects_base_url_with_key_or_wrong_form(self, make_wise, url):
         with pytest.raises(ValueError, match="base_url"):
             make_wise(base_url=url)
 
@@ -123,7 +123,7 @@ class TestRequests:
         assert request.text == "Rate prompt 1, meaning 1\nScore: 0"
 
     @pytest.mark.parametrize("concurrency", [1, 3])
-    def test_so_many_at_once_and_no_more(self, judge_server, make_wise, concurrency):
+    def test_concurrency_is_reached_and_not_exceeded(self, judge_server, make_wise, concurrency):
         judge_server.answer = lambda request: Reply(GOOD, wait_seconds=0.15)
         make_wise(concurrency=concurrency).score(batch_of(2 * concurrency))
         assert judge_server.most_at_once == concurrency and len(judge_server.requests) == 2 * concurrency
@@ -168,7 +168,7 @@ class TestKept:
         assert len(judge_server.requests) == 3
         assert first.values[:3].tolist() == again.values.tolist()
 
-    def test_another_image_prompt_explanation_or_id_is_another_question(self, judge_server, make_wise):
+    def test_changed_image_prompt_explanation_or_id_is_asked_anew(self, judge_server, make_wise):
         one = batch_of(1)
         make_wise().score(one)
         others = [
@@ -182,7 +182,7 @@ class TestKept:
             make_wise().score(other)
             assert len(judge_server.requests) == count
 
-    def test_what_moves_a_result_moves_the_identity(self, make_wise, tmp_path, monkeypatch):
+    def test_identity_changes_only_with_result_settings(self, make_wise, tmp_path, monkeypatch):
         same: list[dict[str, Any]] = [
             {},
             {"concurrency": 9, "attempts": 1, "timeout_seconds": 1.0, "splits": ("test",), "batch_size": 9},
@@ -224,7 +224,7 @@ class TestKept:
         path = Path(scorer.settings.answers) / f"{scorer.spec_hash()}.jsonl"
         assert json.loads(path.read_text())["key"] == key
 
-    def test_the_same_evaluator_elsewhere_is_the_same(self, make_wise, tmp_path):
+    def test_identity_ignores_path_of_evaluator(self, make_wise, tmp_path):
         slots = "{prompt_data['Prompt']} {prompt_data['Explanation']}"
         messages = f"[{{'text': 'S'}}, {{'text': f\"{slots} Score: 1\"}}]"
         text = f"def build_evaluation_messages(prompt_data):\n    return {messages}\n"
@@ -245,7 +245,7 @@ class TestKept:
         ]
         assert "the last answer was cut off" in caplog.text
 
-    def test_a_line_cut_by_another_process_harms_no_later_one(self, make_wise):
+    def test_truncated_line_of_another_process_keeps_later_lines(self, make_wise):
         scorer, batch = make_wise(), batch_of(2)
         scorer.score(batch.rows([0]))
         path = Path(scorer.settings.answers) / f"{scorer.spec_hash()}.jsonl"
@@ -277,7 +277,7 @@ class TestKept:
         with pytest.raises(DataError, match=rf"{path.name}, line 2: .*Delete the line"):
             make_wise().score(batch_of(2))
 
-    def test_of_two_answers_to_a_question_the_first_counts(self, make_wise):
+    def test_first_stored_answer_is_used(self, make_wise):
         scorer = make_wise()
         values = scorer.score(batch_of(1)).values
         path = Path(scorer.settings.answers) / f"{scorer.spec_hash()}.jsonl"
@@ -287,7 +287,7 @@ class TestKept:
                 stream.write(json.dumps({**record, "answer": answer}) + "\n")
         assert make_wise().score(batch_of(1)).values.tolist() == values.tolist()
 
-    def test_a_folder_that_cannot_be_made_is_told(self, make_wise, tmp_path):
+    def test_reports_answers_folder_that_cannot_be_created(self, make_wise, tmp_path):
         (tmp_path / "file").write_text("")
         with pytest.raises(DataError, match="cannot store the judge's answers"):
             make_wise(answers=str(tmp_path / "file")).score(batch_of(1))

@@ -93,7 +93,7 @@ class TestAnswers:
             ("", "no line for consistency, realism, aesthetic quality"),
         ],
     )
-    def test_anything_else_is_refused(self, answer, fault):
+    def test_rejects_malformed_legacy_answer(self, answer, fault):
         with pytest.raises(ValueError, match=fault):
             parse_answer("legacy", answer)
 
@@ -104,7 +104,7 @@ class TestAnswers:
     @pytest.mark.parametrize(
         "answer", ["Score: 2", "1", "Score: 1\nScore: 1", "Score: 0 or 1", "Consistency: 1"]
     )
-    def test_verified_refuses_anything_else(self, answer):
+    def test_rejects_malformed_verified_answer(self, answer):
         with pytest.raises(ValueError):
             parse_answer("verified", answer)
 
@@ -128,7 +128,7 @@ class TestValues:
 
 @pytest.mark.parametrize("protocol", ["legacy", "verified"])
 class TestCategories:
-    def test_they_are_ranges_of_ids(self, protocol):
+    def test_categories_are_ranges_of_ids(self, protocol):
         for name, (first, last, _) in TABLE[protocol].items():
             assert category_of(protocol, first) == category_of(protocol, last) == name
         for outside in (0, 1001):

@@ -101,7 +101,7 @@ def test_the_server_judges_as_its_model_does(judge, url, tmp_path):
     assert [f"Score: {value:.0f}" for value in scorer.score(batch).values] == said
 
 
-def test_a_model_that_keeps_to_no_form_is_refused(judge, url, tmp_path):
+def test_rejects_model_without_well_formed_answers(judge, url, tmp_path):
     scorer = wise(url, tmp_path, protocol="legacy", judge=str(judge), timeout_seconds=120.0, attempts=2)
     with pytest.raises(DataError, match=r"2 attempts\. WISE prompt 1: .* the answer begins 'Score: [01]'"):
         scorer.score(plain_colours().rows([0]))

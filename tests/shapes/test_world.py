@@ -61,7 +61,7 @@ def test_every_caption_holds_in_the_scenes_drawn_for_it(left_to_right):
     assert wrong == []
 
 
-def test_unlike_things_lie_in_the_caption_s_order_when_asked():
+def test_different_shapes_can_follow_caption_order():
     rng = random.Random(0)
     specs = [spec for spec in all_prompts() if spec.category in ("two_object", "color_attr")]
     free = [sample_scene(spec, rng).things for spec in specs]
@@ -122,7 +122,7 @@ def test_relation_margins_by_hand():
     assert margins["below"] == -margins["above"]
 
 
-def test_grade_orders_pictures_as_one_would():
+def test_graded_score_orders_pictures_by_correctness():
     spec = PromptSpec("a red circle", "colors", (Demand("circle", colour="red"),))
     right = graded_score(detect(picture(red_circle())), spec)
     purple = graded_score(detect(picture(Thing("circle", "purple", 16, 16, 5))), spec)

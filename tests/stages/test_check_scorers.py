@@ -51,7 +51,7 @@ def test_a_change_of_one_scorer_changes_its_own_spec_alone(workspace: Workspace)
     assert [name for name in before if before[name] != after[name]] == ["scorers/shapes-exact.json"]
 
 
-def test_a_scorer_that_nobody_trains_with_leaves_training_alone(
+def test_evaluation_only_scorer_does_not_affect_training_spec(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (workspace.root / "own_rewards.py").write_text(OWN)
@@ -83,7 +83,7 @@ def test_the_scores_of_a_users_own_scorer_are_of_its_splits_and_carry_its_spec(
     assert json.loads(kept) == specs(workspace)["scorers/own.json"]
 
 
-def test_what_is_missing_is_said_before_anything_is_made(
+def test_missing_scorer_source_is_reported_before_any_output(
     workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workspace.edit(lambda raw: raw["scorers"].update(own=external("no_such_rewards:brightness")))

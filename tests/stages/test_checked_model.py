@@ -69,7 +69,7 @@ def test_a_weight_that_is_missing(part, workspace, capsys):
     assert f"{lost} is missing" in said
 
 
-def test_a_folder_of_another_family_and_none(workspace, capsys):
+def test_rejects_checkpoint_of_other_family_or_missing_folder(workspace, capsys):
     workspace.edit(put("model.family", "sd3"))
     assert "_class_name must be StableDiffusion3Pipeline for this family" in refused(workspace, 3, capsys)
     workspace.edit(put("model.checkpoint", "./nothing"))
@@ -83,7 +83,7 @@ def test_layers_of_the_adapter(workspace, capsys):
     )
 
 
-def test_what_was_right_is_not_checked_again(workspace, monkeypatch):
+def test_passed_check_is_not_repeated(workspace, monkeypatch):
     assert workspace.run("inputs") == 0
     checked: list[object] = []
     monkeypatch.setattr("stages._checked_model._check", checked.append)

@@ -69,7 +69,7 @@ def test_code_that_was_edited_after_its_record_is_refused(code: Path, tmp_path: 
         check_code(str(record))
 
 
-def test_an_edit_of_the_checkout_is_said_and_does_not_stop_the_copy(
+def test_edit_of_checkout_is_reported_and_copy_continues(
     code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = tmp_path / "train.json"

@@ -197,7 +197,9 @@ def test_a_policy_that_is_not_there_ends_the_run_at_once(
 
 
 @pytest.mark.parametrize("name", ["base", VARIANT])
-def test_names_that_are_taken(name: str, workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rejects_reserved_policy_names(
+    name: str, workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
     workspace.edit(lambda raw: raw.update(policies={name: {"kind": "weights", "path": "saved"}}))
     assert workspace.run("inputs") == 2
     assert re.search(rf"policies\.{name}: this name means", capsys.readouterr().err)

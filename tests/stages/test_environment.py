@@ -49,7 +49,7 @@ FOLDER = "/nowhere/at/all"
     ],
     ids=str,
 )
-def test_what_cannot_be_is_told(
+def test_rejects_invalid_environment_variables(
     given: dict[str, str],
     message: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -73,7 +73,7 @@ def test_what_cannot_be_is_told(
     ],
     ids=str,
 )
-def test_what_launchers_and_schedulers_set_is_taken(
+def test_accepts_variables_of_launchers_and_schedulers(
     given: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in given.items():

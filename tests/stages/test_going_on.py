@@ -133,7 +133,7 @@ def key_of(workspace: Workspace) -> str:
         (lambda raw: raw["train"].update(group_size=8), True),
     ],
 )
-def test_settings_that_move_nothing_name_no_other_computation(
+def test_key_changes_only_with_result_settings(
     edit: Callable[[dict[str, Any]], object], is_another: bool, workspace: Workspace
 ) -> None:
     before = key_of(workspace)
@@ -149,7 +149,7 @@ def test_settings_that_move_nothing_name_no_other_computation(
         lambda raw: raw["train"]["heldout"].update(patience=3),
     ],
 )
-def test_where_states_depend_on_the_number_of_iterations_it_is_part_of_the_name(
+def test_key_includes_iterations_if_states_depend_on_them(
     edit: Callable[[dict[str, Any]], object], workspace: Workspace
 ) -> None:
     workspace.edit(edit)
@@ -202,7 +202,7 @@ def test_copies_of_the_kept_state_serve_a_machine_without_it(
     assert list(bucket.rglob("*.pt")) == []
 
 
-def test_a_place_of_copies_that_means_another_one_in_each_clone_is_refused(
+def test_rejects_relative_checkpoint_copy_path(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(CHECKPOINTS, "copies")

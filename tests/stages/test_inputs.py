@@ -80,16 +80,14 @@ def appended(name: str, text: str = "# edited\n") -> Edit:
     ],
     ids=["prompts", "code", "weights", "script", "vae", "index", "new file", "whole model", "unrelated"],
 )
-def test_an_edit_of_a_file_changes_the_record_of_those_who_read_it(
-    own: Workspace, edit: Edit, changed: list[str]
-) -> None:
+def test_file_edit_changes_records_of_its_readers(own: Workspace, edit: Edit, changed: list[str]) -> None:
     before = ran(own)
     edit(own.root)
     after = ran(own)
     assert [name for name in before if before[name] != after[name]] == changed
 
 
-def test_the_same_again_gives_the_same_bytes(own: Workspace) -> None:
+def test_repeated_run_gives_the_same_bytes(own: Workspace) -> None:
     assert ran(own) == ran(own)
     shutil.rmtree(own.root / ".inputs")
     assert ran(own) == records(own)
@@ -113,7 +111,7 @@ def reorder(section: dict[str, Any]) -> None:
     ],
     ids=["1 to true", "1 to 1.0", "order of variants", "order of plans", "a value that DVC sees"],
 )
-def test_what_dvc_takes_for_the_same_is_told_apart(
+def test_records_distinguish_values_that_dvc_equates(
     own: Workspace, change: Callable[[dict[str, Any]], object], changed: list[str]
 ) -> None:
     before = ran(own)
@@ -216,7 +214,7 @@ def test_a_missing_file_of_dvc_add_is_refused_whatever_names_it(
     assert told in capsys.readouterr().err
 
 
-def test_a_secret_of_the_environment_is_refused_and_not_told(
+def test_environment_secret_is_refused_and_not_printed(
     own: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`dvc exp run -S 'report.title=${oc.env:HF_TOKEN}'` writes it, by Hydra, before any code of this project runs."""

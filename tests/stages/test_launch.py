@@ -46,7 +46,7 @@ def test_without_gpus_there_are_as_many_processes_as_params_yaml_says(tmp_path: 
     assert started.all_say(BEGUN)
 
 
-def test_an_error_of_all_is_told_once(started: Started) -> None:
+def test_common_error_is_printed_once(started: Started) -> None:
     code, _, errors = started.ended("fail")
     assert code == 75
     assert errors.startswith("error: all of us\n") or errors.endswith("error: all of us\n")
@@ -65,7 +65,7 @@ def test_the_failure_of_one_ends_all_with_its_message(started: Started) -> None:
     ("reaches", "number"),
     [("the launcher", signal.SIGTERM), ("all", signal.SIGINT), ("the launcher", signal.SIGHUP)],
 )
-def test_a_stop_reaches_all_each_may_save_and_it_is_told_once(
+def test_stop_reaches_all_processes_and_is_printed_once(
     reaches: str, number: signal.Signals, started: Started
 ) -> None:
     """A terminal sends it to all of them."""
@@ -126,7 +126,7 @@ def test_processes_end_with_the_one_that_started_them_or_its_parent(
 
 
 @pytest.mark.parametrize("value", ["0", "two"])
-def test_a_number_of_processes_that_is_none_is_refused(value: str, started: Started) -> None:
+def test_rejects_invalid_process_count(value: str, started: Started) -> None:
     said = f"error: {PROCESSES}: must be a number of at least 1, got '{value}'\n"
     assert started.ended("nothing", **{PROCESSES: value}) == (2, "", said)
 
@@ -165,7 +165,7 @@ def test_machines_that_cannot_share_the_trajectories_are_refused() -> None:
         _launch._fitting(8, 3, lambda: 16)
 
 
-def test_processes_that_somebody_else_started_start_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_externally_launched_process_starts_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv(PROCESSES, "4")
     monkeypatch.setattr(_launch, "run_stage", lambda main, arguments: 42)

@@ -94,7 +94,7 @@ def test_a_stop_on_machine_0_reaches_the_other_which_goes_on_waiting(two: Pair, 
         assert run(two, started, "nothing") == (0, "")
 
 
-def test_a_stop_on_the_other_ends_it_and_machine_0(two: Pair, started: Started) -> None:
+def test_stop_on_follower_ends_follower_and_machine_0(two: Pair, started: Started) -> None:
     with two.following() as follower, two.started(0, command(started, "train")) as stage:
         wait_for(lambda: both_say(two, "begun"), 60, "both")
         follower.process.terminate()
@@ -181,7 +181,7 @@ def test_the_place_of_a_machine_is_read_from_torchruns_variables(
         ),
     ],
 )
-def test_a_place_that_is_none_is_refused(
+def test_rejects_invalid_machine_variables(
     name: str, value: str | None, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for each, given in {**PLACE, name: value}.items():

@@ -65,7 +65,7 @@ def test_all_processes_raise_the_error_of_one() -> None:
     assert shared("refused") == [(0, ["0", "10", "DataError: job 3"]), (0, ["DataError: job 3"])]
 
 
-def test_the_others_hear_at_once_that_one_was_killed() -> None:
+def test_other_processes_end_at_once_if_one_is_killed() -> None:
     main, other = shared("killed")
     assert main == (0, ["0", "10", "TransientError: another process has ended"])
     assert other[0] == -9

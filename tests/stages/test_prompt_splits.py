@@ -60,7 +60,7 @@ def test_a_files_prompts_are_shared_out_in_seeded_order(tmp_path: Path) -> None:
     assert texts(splits(train_file=file, eval_file=held_out)["eval"]) == ["b", "a"]
 
 
-def test_what_is_trained_on_is_not_evaluated_on(tmp_path: Path) -> None:
+def test_rejects_overlap_of_train_and_eval_prompts(tmp_path: Path) -> None:
     file, held_out = write(tmp_path / "a.txt", "x", "y", "z"), write(tmp_path / "b.txt", "a", "y  ")
     with pytest.raises(DataError) as caught:
         splits(train_file=file, eval_file=held_out)
@@ -167,7 +167,7 @@ def test_a_file_that_is_too_short_is_named_with_the_key_and_its_duplicates(tmp_p
     assert len(splits(train_file=doubles, checks=checks)["train"].rows) == 3
 
 
-def test_reports_tell_how_many_prompts_are_used(tmp_path: Path) -> None:
+def test_reports_count_used_prompts(tmp_path: Path) -> None:
     file = write(tmp_path / "a.txt", *(f"prompt {n}" for n in range(99)), "prompt 0")
     held_out = write(tmp_path / "b.txt", "a", "b", "c", "d")
     benchmarks = {
@@ -237,7 +237,7 @@ def test_benchmarks_are_splits_of_their_own(tmp_path: Path) -> None:
         splits(source="coco", benchmarks={"wise": of_wise | {"missing_ids": "refuse", "count": None}})
 
 
-def test_the_stage_tells_what_it_did_with_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_stage_reports_checks_of_prompt_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = new_workspace(tmp_path)
     write(tmp_path / "a.txt", *(f" prompt {n}" for n in range(24)), "prompt 3", "b" * 100)
     given = {"source": "file", "train_file": prompt_file("a.txt"), "wise_count": 0, "eval_count": 9}
@@ -257,7 +257,7 @@ def test_the_stage_tells_what_it_did_with_a_file(tmp_path: Path, caplog: pytest.
     assert "eval: a.txt: 9 of 26 prompts taken, 25 passed the checks" in caplog.messages
 
 
-def test_every_prompt_that_broke_a_rule_is_in_a_file(tmp_path: Path) -> None:
+def test_findings_file_lists_every_invalid_prompt(tmp_path: Path) -> None:
     made = new_workspace(tmp_path)
     write(tmp_path / "a.txt", *(f"prompt {n}" for n in range(24)), *["prompt 3"] * 30, "a\u200bb")
     given = {"source": "file", "train_file": prompt_file("a.txt"), "wise_count": 0, "eval_count": 8}
@@ -294,7 +294,7 @@ def checks_of(made: Workspace) -> Any:
     return json.loads((made.artifacts / "prompts" / "checks.json").read_text())
 
 
-def test_our_own_prompts_that_are_too_long_are_told_or_refused(
+def test_long_generated_prompts_are_reported_or_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """T5 of the toy checkpoint takes 8 tokens, most of these prompts have more."""
@@ -317,7 +317,7 @@ def test_our_own_prompts_that_are_too_long_are_told_or_refused(
     assert made.run("prepare_prompts") == DataError.exit_code
 
 
-def test_cut_prompts_are_told_once_by_their_lines(tmp_path: Path) -> None:
+def test_truncated_prompts_are_reported_once_by_line(tmp_path: Path) -> None:
     """The libraries would print the text of each of them when it is encoded."""
     made = new_workspace(tmp_path)
     write(tmp_path / "a.txt", *(f"prompt {n} {'uvw ' * 40}" for n in range(24)))
@@ -342,7 +342,7 @@ def test_captions_of_the_toy_world_fit(tmp_path: Path, caplog: pytest.LogCapture
         assert max(count(spec.prompt) for spec in (*all_prompts(), *knowledge_prompts())) <= limit
 
 
-def test_a_file_is_read_once_and_its_faults_are_told_before_tokenizers_are_loaded(
+def test_file_is_read_once_and_checked_before_tokenizers_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = new_workspace(tmp_path)
@@ -381,12 +381,12 @@ def heldout_of(**settings: Any) -> Any:
     return params.model_copy(update={"train": params.train.model_copy(update={"heldout": heldout})})
 
 
-def test_prompts_that_only_watch_training_are_compared_on() -> None:
+def test_monitoring_prompts_are_used_for_comparison() -> None:
     assert compared_rows(ROWS, heldout_of(patience=None, controller=None, keep_best=True)) == ROWS
 
 
 @pytest.mark.parametrize("setting", [{"patience": 3}, {"controller": object()}])
-def test_prompts_that_decide_when_training_ends_are_not_compared_on(setting: dict[str, Any]) -> None:
+def test_stopping_prompts_are_not_used_for_comparison(setting: dict[str, Any]) -> None:
     """Nor are their repetitions."""
     assert [row["prompt"] for row in compared_rows(ROWS, heldout_of(**setting))] == ["c", "d"]
     with pytest.raises(

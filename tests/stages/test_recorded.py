@@ -75,7 +75,7 @@ def test_copies_of_checkpoints_stay_as_long_as_the_results(
     assert not [path for path in copies.rglob("*") if path.is_file()]
 
 
-def test_a_training_that_is_to_be_run_again_is(workspace: Workspace) -> None:
+def test_forced_training_runs_again(workspace: Workspace) -> None:
     """`dvc repro --force`: dvc.lock has the first one."""
     assert workspace.run("train") == 0
     (timings,) = (workspace.artifacts / "timings" / VARIANT).iterdir()

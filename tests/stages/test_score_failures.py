@@ -46,7 +46,7 @@ def test_a_stage_that_failed_goes_on_where_it_was(workspace: Workspace) -> None:
 
 
 @pytest.mark.slow
-def test_an_edited_scorer_does_not_go_on_from_its_older_self(workspace: Workspace) -> None:
+def test_edited_scorer_does_not_resume_older_scores(workspace: Workspace) -> None:
     add_judge(workspace)
     do(workspace, "key 4")
     assert score(workspace)[0] == 1
@@ -85,7 +85,7 @@ def test_a_scorer_that_hangs_ends_the_stage_at_its_limit(workspace: Workspace) -
     assert len(kept(workspace)) == 1
 
 
-def test_a_scorer_that_leaves_is_an_error(workspace: Workspace) -> None:
+def test_scorer_calling_sys_exit_is_an_error(workspace: Workspace) -> None:
     add_judge(workspace)
     do(workspace, "exit")
     code, errors = score(workspace)
@@ -94,7 +94,7 @@ def test_a_scorer_that_leaves_is_an_error(workspace: Workspace) -> None:
     assert not (workspace.root / OWN["out"]).exists()
 
 
-def test_refused_images_are_told_all_at_once_and_asked_again(workspace: Workspace) -> None:
+def test_refused_images_are_reported_together_and_retried(workspace: Workspace) -> None:
     add_judge(workspace)
     do(workspace, "refuse")
     code, errors = score(workspace)
@@ -123,7 +123,7 @@ def test_refused_images_within_the_share_have_a_row_with_the_reason(workspace: W
 
 
 @pytest.mark.slow
-def test_raising_the_share_asks_about_the_refused_alone(workspace: Workspace) -> None:
+def test_raised_refusal_share_rescores_only_refused_images(workspace: Workspace) -> None:
     add_judge(workspace)
     do(workspace, "refuse 3")
     assert score(workspace)[0] == 3

@@ -52,7 +52,7 @@ def machine_0(two: Pair, key: bytes) -> Machines:
     return Machines(2, 0, "127.0.0.1", two.port, key)
 
 
-def test_who_holds_the_port_without_the_key_cannot_run_anything(two: Pair, follower: Launcher) -> None:
+def test_port_owner_without_key_cannot_run_commands(two: Pair, follower: Launcher) -> None:
     """Tickets without a signature, with one of another key, and with one that was made for an earlier offer."""
     store = TCPStore("127.0.0.1", two.port, is_master=True, wait_for_workers=False)
     text = json.dumps(asdict(ticket(HARMFUL, two.folders[1])))
@@ -79,9 +79,7 @@ def test_who_holds_the_port_without_the_key_cannot_run_anything(two: Pair, follo
     assert not (two.folders[1] / "harmed").exists()
 
 
-def test_machine_0_with_the_key_cannot_make_a_follower_run_anything_but_a_stage(
-    two: Pair, follower: Launcher
-) -> None:
+def test_signed_ticket_can_only_run_a_stage(two: Pair, follower: Launcher) -> None:
     """And each stage ends there with the reason, in place of a wait."""
     machines = machine_0(two, two.keys[0].read_bytes())
     with pytest.raises(
@@ -91,7 +89,7 @@ def test_machine_0_with_the_key_cannot_make_a_follower_run_anything_but_a_stage(
     assert not (two.folders[1] / "harmed").exists()
 
 
-def test_machines_with_other_keys_say_so_at_once(two: Pair, follower: Launcher) -> None:
+def test_different_keys_are_reported_at_once(two: Pair, follower: Launcher) -> None:
     machines = machine_0(two, a_key(two.folders[0] / "another").read_bytes())
     with pytest.raises(
         ConfigError, match=r"^machine 1 of 2: must have the key of machine 0.*the same file " + MACHINES_KEY
@@ -117,7 +115,7 @@ def test_machines_with_other_keys_say_so_at_once(two: Pair, follower: Launcher) 
         (["stages/report.py"], False),
     ],
 )
-def test_what_is_a_stage(arguments: list[str], answer: bool) -> None:
+def test_is_stage_accepts_only_stage_commands(arguments: list[str], answer: bool) -> None:
     assert is_stage(arguments) is answer
 
 
@@ -155,7 +153,7 @@ def started_here(two: Pair, monkeypatch: pytest.MonkeyPatch, *arguments: str) ->
     return run_processes(report.main, report.Arguments)
 
 
-def test_a_stage_that_is_no_module_of_stages_is_refused_on_machine_0(
+def test_machine_0_rejects_command_outside_stages(
     two: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert started_here(two, monkeypatch, "-c", "x") == 2
@@ -164,7 +162,7 @@ def test_a_stage_that_is_no_module_of_stages_is_refused_on_machine_0(
     )
 
 
-def test_orders_and_outcomes_that_are_not_signed_are_not_heard() -> None:
+def test_unsigned_orders_and_outcomes_are_ignored() -> None:
     store, key = HashStore(), b"k" * 32
     signed = SignedStore(store, key)
     store.set("name/order", "kill")

@@ -53,7 +53,7 @@ def test_bad_input_and_an_unwritable_manifest_are_exit_code_3(started: Started, 
     assert (code, errors.startswith(f"error: {marker}/run.json: cannot write: ")) == (3, True)
 
 
-def test_what_may_pass_is_exit_code_75_and_a_bug_keeps_its_traceback(started: Started) -> None:
+def test_transient_error_exits_75_and_bug_keeps_traceback(started: Started) -> None:
     assert started.ended("fail") == (75, "", "error: all of us\n")
     code, _, errors = started.ended("bug")
     assert (code, errors.splitlines()[-1]) == (1, "KeyError: 'a bug'")

@@ -136,7 +136,7 @@ def test_a_fault_ends_the_stage_as_it_would_end_scoring(
     assert not output.exists()
 
 
-def test_a_server_that_is_away(workspace: Workspace) -> None:
+def test_unreachable_server_exits_75(workspace: Workspace) -> None:
     """It went after check_scorers."""
     add_judge(workspace)
     server = {"kind": "http", "url": "http://127.0.0.1:9", "token_variable": None, "timeout_seconds": 1.0}

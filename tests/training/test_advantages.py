@@ -32,13 +32,13 @@ def test_the_weighted_sum_of_rewards_is_standardised_within_the_group():
     assert advantages().tolist() == pytest.approx(np.concatenate([standard(row) for row in total]))
 
 
-def test_the_global_standard_deviation_is_that_of_all_images():
+def test_global_std_uses_all_images():
     total = (GRADED + 0.6 * VIVID).reshape(2, 3)
     wanted = np.concatenate([standard(row, total.std(), 1e-4) for row in total])
     assert advantages(advantage_std="global").tolist() == pytest.approx(wanted)
 
 
-def test_combined_advantages_are_those_of_each_reward_in_the_rewards_shares():
+def test_combined_advantages_weight_each_reward_by_its_share():
     """A group in which one reward is the same for all learns from the other alone."""
     graded = np.concatenate([standard(GRADED[:3]), np.zeros(3)])
     vivid = np.concatenate([standard(VIVID[:3]), standard(VIVID[3:])])
@@ -61,7 +61,7 @@ def test_each_chunk_may_have_rewards_of_its_own():
     assert made[:, 1].tolist() == pytest.approx(np.concatenate([standard(row) for row in both]))
 
 
-def test_a_group_of_equal_rewards_teaches_nothing_and_is_no_nan():
+def test_equal_rewards_give_zero_advantage():
     scores = {"shapes-graded": np.ones(3), "shapes-vivid": np.full(3, 0.3)}
     made = Experience(None, None, 3, scores, {})
     for changes in ({}, {"advantage_std": "global"}, {"combine": "advantages"}, {"combine": "gdpo"}):

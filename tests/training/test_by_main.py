@@ -33,7 +33,7 @@ def run(what: str) -> list[tuple[int, str, str]]:
 
 
 @pytest.mark.slow
-def test_the_others_wait_longer_than_a_collective_may_take():
+def test_wait_for_main_process_exceeds_collective_timeout():
     for code, out, errors in run("slow"):
         assert (code, out) == (0, "waited True\n"), errors
 
@@ -44,7 +44,7 @@ def test_all_fail_as_the_main_process_does():
 
 
 @pytest.mark.timeout(120)
-def test_the_others_hear_at_once_that_the_main_process_was_killed():
+def test_other_processes_end_at_once_if_main_is_killed():
     main, other = run("killed")
     assert main[0] == -9
     assert other[:2] == (

@@ -64,7 +64,7 @@ def write_sealed(content: object, path: Path) -> None:
 NOT_WHOLE = "damaged or not a checkpoint (its checksum is missing or wrong)"
 
 
-def test_what_is_saved_comes_back(tmp_path):
+def test_saved_state_is_restored(tmp_path):
     folder = tmp_path / "new" / "seed-0"
     store = store_in(folder)
     assert store.latest() is None and store.newest_path() is None
@@ -96,7 +96,7 @@ def test_what_is_saved_comes_back(tmp_path):
         ({"sizes": {(1, 2): 3}}, "['extra']['sizes'] has the key (1, 2)"),
     ],
 )
-def test_what_could_not_be_loaded_is_not_saved(extra, place, tmp_path):
+def test_rejects_state_that_could_not_be_loaded(extra, place, tmp_path):
     with pytest.raises(TypeError) as caught:
         store_in(tmp_path).save(TrainingState(1, {}, {}, [], extra))
     assert str(caught.value).startswith(f"{tmp_path}/iteration-000001.pt: state{place}")
@@ -167,7 +167,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
         assert names(folder) == ["iteration-000009.pt"]
 
 
-def test_names_are_brought_to_the_disk(tmp_path, monkeypatch):
+def test_folders_and_files_are_fsynced(tmp_path, monkeypatch):
     synced: list[int] = []
     monkeypatch.setattr(checkpoint.os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
     folder = tmp_path / "new" / "seed-0"
@@ -334,7 +334,7 @@ def test_a_disk_that_fills_up_while_writing(tmp_path):
     assert names(tmp_path) == ["iteration-000007.pt"]
 
 
-def test_a_folder_that_is_none(tmp_path):
+def test_rejects_file_in_place_of_folder(tmp_path):
     folder = tmp_path / "seed-0"
     folder.touch()
     with pytest.raises(

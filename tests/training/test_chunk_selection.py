@@ -66,7 +66,7 @@ def test_draws_differ_between_updates_iterations_and_seeds():
 
 
 @pytest.mark.parametrize("plan", ["listed", "step", "adaptive"])
-def test_a_processs_rows_are_drawn_as_those_of_one_process(plan):
+def test_chunk_draw_does_not_depend_on_process_count(plan):
     """The draw of rows 2 to 4 is the same, whether this process has them alone or all six."""
     variant = {"objective": "chunk", "plan": plan}
     whole = select(variant)
@@ -117,7 +117,7 @@ def test_an_exponent_tempers_the_weights_of_the_draw_and_of_its_correction():
     assert torch.equal(select(annealed).selected, select(tempered).selected)
 
 
-def test_weights_of_a_trajectory_are_those_of_its_own_l1_distances():
+def test_trajectory_weights_use_own_l1_distances():
     """One of two chunks is drawn by an exponential race, which the test runs with the weights of Eq. (16) by loops."""
     own = {**CHUNK_WS, "selection": "trajectory"}
     trajectories = drawn()
@@ -161,7 +161,7 @@ def test_an_adaptive_plan_is_each_trajectorys_own():
     assert not (made.selected & ~made.assignment.exists).any()
 
 
-def test_noise_weights_are_those_of_the_steps_that_are_trained():
+def test_noise_weights_follow_trained_steps():
     variant = {"objective": "step", "plan": "step", "step_weights": "noise"}
     grid = method_of(small_params(variant)).grid
     by_step = noise_weights(grid.transition_stds())
@@ -181,7 +181,7 @@ def test_noise_weights_are_those_of_the_steps_that_are_trained():
     )  # Eq. (8) of TempFlow-GRPO weighs the clipped term alone
 
 
-def test_interval_weights_are_those_of_the_grid():
+def test_interval_weights_follow_time_grid():
     variant = {"objective": "step", "plan": "step", "step_weights": "interval"}
     times = method_of(small_params(variant)).grid.times
     inverse = 1 / (times[:-2] - times[1:-1])
@@ -237,7 +237,7 @@ def test_the_step_objective_trains_the_single_steps_of_the_drawn_chunks(plan):
     assert steps.weights is None
 
 
-def test_importance_weights_of_chunks_are_those_of_their_steps():
+def test_chunk_importance_weights_equal_step_weights():
     weighted = {"plan": "listed", "selection": "unbiased"}
     steps, chunks = (select({"objective": level, **weighted}) for level in ("step", "chunk"))
     assert steps.weights is not None and chunks.weights is not None
@@ -275,5 +275,5 @@ def test_a_resumed_run_goes_on_with_its_plan():
     assert resumed.follow(EARLY, 4) == chunks.follow(EARLY, 4)
 
 
-def test_a_plan_that_stays_says_nothing():
+def test_fixed_plan_reports_no_metrics():
     assert chunks_of(CHUNK_WS).follow(PROFILE, 1) == {}

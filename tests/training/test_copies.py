@@ -220,7 +220,7 @@ def test_a_copy_replaces_a_damaged_file_of_the_same_iteration(
     assert resumed(CheckpointStore(tmp_path / "first", "code-1", 1)) == 7
 
 
-def test_when_a_file_and_its_copy_are_damaged_it_says_so(first, tmp_path, bucket_folder):
+def test_damaged_file_and_copy_are_reported(first, tmp_path, bucket_folder):
     save(first, 7)
     for folder in (tmp_path / "first", bucket_folder):
         cut(folder / "iteration-000007.pt")

@@ -38,7 +38,7 @@ def test_nothing_is_best_before_the_first_measurement():
         ([0.5, 0.4, 0.6, 0.6, 0.1, 0.2], 3),
     ],
 )
-def test_it_stops_when_the_last_measurements_brought_nothing(scores, without_news):
+def test_stops_after_patience_without_improvement(scores, without_news):
     best = fed(*scores)
     assert [best.should_stop(patience) for patience in (1, 2, 3, 4)] == [
         without_news >= patience for patience in (1, 2, 3, 4)
@@ -71,7 +71,7 @@ def test_bad_arguments_are_refused(call, message):
 
 
 @pytest.mark.parametrize("cut", range(6))
-def test_a_run_that_goes_on_from_its_state_ends_alike(cut):
+def test_restored_state_gives_the_same_result(cut):
     scores = [0.1, 0.3, 0.2, 0.3, 0.25]
     best = fed(*scores[:cut])
     resumed = BestScore.from_state(json.loads(json.dumps(best.state())))

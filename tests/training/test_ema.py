@@ -72,7 +72,7 @@ def test_the_swap_is_exact_both_ways(fails):
 
 
 @pytest.mark.parametrize("what", ["update", "state", "averaged", "load_state"])
-def test_nothing_else_inside_the_swap(what):
+def test_other_calls_are_refused_inside_the_swap(what):
     weights, ema = trained()
     mine, averages = copies(weights), copies(ema.state())
     calls = {
@@ -87,7 +87,7 @@ def test_nothing_else_inside_the_swap(what):
     assert same(ema.state(), averages)
 
 
-def test_a_state_goes_on_where_it_was():
+def test_restored_average_continues_identically():
     weights, ema = trained()
     state = copies(ema.state())
     given = copies(state)

@@ -75,9 +75,7 @@ def test_a_reward_that_hangs_ends_training_at_its_limit(call, background, worksp
         ("timeout", 75, "scorer own: no answer after 3 attempts; the last failed with ReadTimeout", 3),
     ],
 )
-def test_a_reward_that_leaves_or_whose_judge_stays_silent_ends_training(
-    what, exit_code, said, count, workspace
-):
+def test_exiting_reward_or_silent_judge_ends_training(what, exit_code, said, count, workspace):
     trained_by_judge(workspace)
     do(workspace, what)
     code, errors = train(workspace)

@@ -156,7 +156,7 @@ def test_on_policy_ratios_are_one() -> None:
         (NFT, {"advantages": torch.ones(B, 3)}, r"likelihood nft needs advantages \[B\], got \(6, 3\)"),
     ],
 )
-def test_what_the_forward_process_needs_must_be_there(
+def test_missing_forward_process_inputs_are_refused(
     method: Method, missing: dict[str, object], message: str
 ) -> None:
     case = forward_case("listed")

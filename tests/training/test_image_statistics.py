@@ -80,7 +80,7 @@ def test_sixty_four_colours_are_six_bits():
     assert colour_entropy(levels[None]) == pytest.approx([6], abs=1e-12)
 
 
-def test_a_level_is_a_quarter_wide_and_the_last_one_holds_one():
+def test_colour_levels_are_quarters_and_last_includes_one():
     image = BLACK.copy()
     image[0, 0] = [0.0, 0.2499, 0.25, 0.4999, 0.75, 1.0]
     image = image[:, :1]
@@ -101,7 +101,7 @@ def test_diversity_is_the_mean_over_the_pairs_of_a_group():
     assert group_diversity(pair, 2) == pytest.approx([math.sqrt(0.5)], abs=1e-12)
 
 
-def test_the_means_stand_under_their_names():
+def test_mean_statistics_have_named_keys():
     images = np.stack([BLACK, RED, CHECKERBOARD, CHECKERBOARD])
     images.flags.writeable = False
     assert image_statistics(images, 2) == pytest.approx(

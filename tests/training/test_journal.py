@@ -58,7 +58,7 @@ def test_what_is_logged_is_read_at_once(tmp_path, clock):
 
 
 @pytest.mark.parametrize("end", ['{"iteration": 2, "metr', '{"iteration": 2}', "\0\0\0\0\n", "\n"])
-def test_a_line_that_is_not_whole_ends_what_is_read(end, tmp_path):
+def test_reading_stops_at_incomplete_line(end, tmp_path):
     made = Journal(tmp_path, HEADING, [(1, "reward_mean", 0.5)])
     made.close(is_finished=False)
     with (tmp_path / FILE).open("a") as stream:
@@ -83,7 +83,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         Journal(tmp_path / "logs" / "chunk", HEADING, [])
 
 
-def test_a_full_disk_is_told(tmp_path):
+def test_full_disk_is_reported(tmp_path):
     made = Journal(tmp_path, HEADING, [])
     made._stream = Path("/dev/full").open("a")  # noqa: SIM115
     for write in (lambda: made.log(1, {"reward_mean": 0.5}), lambda: made.close(is_finished=False)):
@@ -101,7 +101,7 @@ def test_a_run_leaves_all_its_metrics(train, tmp_path):
     assert record.metrics[2]["seconds_update"] > 0
 
 
-def test_what_came_after_the_checkpoint_goes_when_its_process_was_killed(train, tmp_path):
+def test_journal_lines_after_the_checkpoint_are_dropped_on_resume(train, tmp_path):
     """The process of five iterations dies without a word; its last checkpoint is that of the second."""
     train(tmp_path, iterations=2, checkpoint_every=2)
     folder = tmp_path / "logs" / "it"

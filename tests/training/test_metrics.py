@@ -7,7 +7,7 @@ import pytest
 from chunk_grpo.training.metrics import finite_rows
 
 
-def test_what_is_not_finite_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_non_finite_metrics_are_dropped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """A training of days is not lost because a table would refuse one of its numbers."""
     rows = [(1, "kl", 0.1), (1, "profile_drift", math.inf), (2, "kl", math.nan)]
     assert finite_rows(rows) == rows[:1]

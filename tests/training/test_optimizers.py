@@ -92,7 +92,7 @@ def test_eight_bits_a_moment() -> None:
             assert torch.allclose(weight, exact[number], rtol=0, atol=1e-5)
 
 
-def test_processes_with_few_rows_and_none_save_theirs() -> None:
+def test_processes_with_few_or_no_rows_save_their_state() -> None:
     """17 rows on 8 processes: three each, the sixth has two and the eighth none. Scales are sharded as the weights."""
     for rank, rows in ((0, 3), (5, 2), (7, 0)):
         distributed.init_process_group("fake", rank=rank, world_size=8, store=FakeStore())

@@ -247,7 +247,7 @@ def test_trajectories_that_cannot_be_shared_out_are_refused_before_any_work(pair
         assert pair("odd", rank).looks == 0
 
 
-def test_a_stop_that_one_process_hears_of_stops_both_and_the_run_goes_on(pair):
+def test_stop_of_one_process_stops_both_and_run_resumes(pair):
     for rank in range(2):
         stopped, resumed, whole = pair("stopped", rank), pair("resumed", rank), pair("weighted", rank)
         assert stopped.error.startswith("TransientError: stopped after iteration 0 of 2; kept in ")

@@ -135,7 +135,7 @@ def heldout(family: FluxFamily, data: TrainingData, batch_size: int = 4, seed: i
     return heldout_scores(images, data.heldout.repeated(2), data.reward)["shapes-vivid"]
 
 
-def test_heldout_scores_are_those_of_fixed_noise(family, data):
+def test_heldout_scores_use_fixed_noise(family, data):
     torch.manual_seed(1)
     first = heldout(family, data)
     torch.manual_seed(2)

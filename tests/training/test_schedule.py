@@ -29,6 +29,6 @@ def test_more_prompts_than_there_are_go_round():
 
 @pytest.mark.parametrize(("iterations", "count"), [(1, 3), (3, 4), (7, 3), (40, 8)])
 @pytest.mark.parametrize("seed", [0, 3])
-def test_the_scheduled_prompts_are_those_of_all_iterations(seed, iterations, count):
+def test_scheduled_prompts_are_the_union_over_iterations(seed, iterations, count):
     drawn = {p for i in range(iterations) for p in prompts_of_iteration(i, count, 21, seed)}
     assert scheduled_prompts(seed, iterations, count, 21) == sorted(drawn)

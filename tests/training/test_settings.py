@@ -141,7 +141,7 @@ class Blocks(torch.nn.Sequential):
 
 
 @pytest.mark.usefixtures("graphs")
-def test_any_number_of_numbers_of_images_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiles_for_any_number_of_batch_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """An update's last micro-batch has any number of items; torch's own limits are 8 and 256 graphs."""
     monkeypatch.setattr(compiling, "_BACKEND", "eager")
     network = Blocks(Block(), Block())

@@ -48,7 +48,7 @@ def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in read(folder).Scalars(tag)]
 
 
-def test_what_was_logged_is_read_back_also_after_a_kill(opened, tmp_path):
+def test_logged_values_are_readable_without_closing(opened, tmp_path):
     """Nothing is closed before it is read."""
     pictures = np.random.default_rng(0).integers(0, 256, (2, 5, 7, 3), dtype=np.uint8)
     sink, _ = opened("tensorboard")
@@ -68,7 +68,7 @@ def test_what_was_logged_is_read_back_also_after_a_kill(opened, tmp_path):
     sink.close(is_finished=False)
 
 
-def test_after_a_resume_no_step_stands_twice_and_none_of_the_lost_ones_stays(opened, tmp_path):
+def test_resume_leaves_no_repeated_and_no_lost_steps(opened, tmp_path):
     """The first process wrote up to step 5; the checkpoint is of step 3, whose held-out images are still missing."""
     first, _ = opened("tensorboard")
     for step in range(6):

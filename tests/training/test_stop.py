@@ -82,7 +82,7 @@ def stop(workspace: Workspace, moment: Moment) -> tuple[int, str, float]:
 
 
 @pytest.mark.parametrize("where", MOMENTS)
-def test_sigterm_is_answered_in_time_and_costs_nothing(where, workspace):
+def test_sigterm_ends_training_in_time_and_loses_no_work(where, workspace):
     moment = MOMENTS[where]
     target = workspace.artifacts / "train" / VARIANT / "seed-0"
     untouched = {path.relative_to(target): path.read_bytes() for path in files(target)}

@@ -180,7 +180,7 @@ def relative_error(found: list[Tensor], wanted: list[Tensor]) -> float:
 
 @pytest.mark.parametrize("name", ASSIGNMENTS)
 @pytest.mark.parametrize("micro_batch_size", [1, 5, 1000])
-def test_the_gradient_is_that_of_plain_autograd(name, micro_batch_size):
+def test_gradient_matches_plain_autograd(name, micro_batch_size):
     case = make_case(ASSIGNMENTS[name])
     found, stats = two_pass(case, WITH_KL, micro_batch_size)
     clipped = stats.clipped.double().mean()
@@ -194,7 +194,7 @@ def test_the_gradient_is_that_of_plain_autograd(name, micro_batch_size):
 @pytest.mark.parametrize("ratio_norm", ["none", "guard"])
 @pytest.mark.parametrize("trust_region", ["clip", "divergence"])
 @pytest.mark.parametrize("grid", [FLOW, MIXING], ids=["sde", "cps"])
-def test_so_it_is_with_every_option(name, ratio_norm, trust_region, grid):
+def test_gradient_matches_plain_autograd_with_every_option(name, ratio_norm, trust_region, grid):
     """Weights, advantages and clip ranges of each chunk, normalised ratios, both bounds, another sampler."""
     case = make_case(ASSIGNMENTS[name], grid=grid, weights=True, advantage_per_chunk=True)
     ranges = [0.5] * ASSIGNMENTS[name].max_chunks
@@ -222,7 +222,7 @@ def test_another_formula_is_another_gradient(monkeypatch):
     assert not stats.clipped.any()
 
 
-def test_parts_of_trajectories_learn_what_the_whole_ones_would():
+def test_partial_trajectories_give_the_gradient_of_whole_ones():
     """A branch keeps the two states of its one step; so does a row that is cut to it."""
     case = make_case(ASSIGNMENTS["step"])
     steps = torch.tensor([0, 3, 7, 1, 2, 5])
@@ -326,7 +326,7 @@ def test_old_log_probabilities_can_be_taken_in_the_updates_own_batches():
         ({"trust_region": "divergence"}, "trust_region divergence needs the means"),
     ],
 )
-def test_what_an_objective_needs_must_be_there(settings, message):
+def test_missing_objective_inputs_are_refused(settings, message):
     case, method = make_case(ASSIGNMENTS["listed"]), method_with(**settings)
     with pytest.raises(ValueError, match=message):
         Update(Policies(case.policy), method, replace(case.batch, old_means=None), method.bounds, 4)

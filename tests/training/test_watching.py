@@ -122,7 +122,7 @@ def stats(change: list[float], steps: list[int]) -> UpdateStats:
     return UpdateStats(one, one.long(), one.bool(), 0.0, torch.tensor(steps), torch.tensor(change))
 
 
-def test_ratio_fidelity_is_told_for_each_step():
+def test_ratio_fidelity_is_reported_per_step():
     told = fidelity_metrics(stats([1e-6, -3e-6, 0.0, 2e-6], [0, 0, 2, 2]), 3)
     assert told["fidelity_mean/0"] == pytest.approx(2e-6)
     assert told["fidelity_mean/2"] == pytest.approx(1e-6)
@@ -148,7 +148,7 @@ class ByPrompt(ScorerForTests):
 
 
 @pytest.mark.parametrize("equal", [True, False])
-def test_equal_rewards_within_every_group_are_told_and_nothing_else(equal, train, data, tmp_path, caplog):
+def test_equal_rewards_in_every_group_give_the_only_warning(equal, train, data, tmp_path, caplog):
     on = (
         replace(data, reward=Reward({"shapes-graded": ByPrompt()}, {"shapes-graded": 1.0})) if equal else data
     )

@@ -150,7 +150,7 @@ def test_advantages_are_cut_at_the_setting(branched: list[Experience]) -> None:
     )
 
 
-def test_what_a_variant_leaves_out_is_that_of_train_and_sampling() -> None:
+def test_variant_inherits_missing_settings_from_train_and_sampling() -> None:
     chunk = {"objective": "chunk", "plan": "listed"}
     own = {**chunk, "fraction": 1.0, "kl_coef": 0.25, "sde": "cps", "eta": 0.9}
     of_all = small_params(chunk, kl_coef=0.5, fraction=0.75)
@@ -163,7 +163,7 @@ def test_what_a_variant_leaves_out_is_that_of_train_and_sampling() -> None:
         assert method.grid.sampler == sampler
 
 
-def test_a_variants_clip_range_is_used_before_that_of_all() -> None:
+def test_clip_range_of_variant_overrides_the_global_one() -> None:
     assert method_of(small_params(CHUNK_WS, clip_range=2e-4)).bounds.clip_range == 2e-4
     assert (
         method_of(small_params({**CHUNK_WS, "clip_range": 3e-5}, clip_range=2e-4)).bounds.clip_range == 3e-5
