@@ -12,6 +12,7 @@ from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.training.advantages import advantages_of, rewards_of
 from chunk_grpo.training.learner import Learner, TrainingBatch
+from chunk_grpo.training.method import Method
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.rollouts import Experience, RolloutSettings, collect_experience
 from chunk_grpo.training.run import TrainingData
@@ -46,6 +47,12 @@ def moved(family: FluxFamily) -> FluxFamily:
     return family
 
 
+def method() -> Method:
+    """The workload's method with the clip range of these tests."""
+    made = WORKLOAD.method()
+    return replace(made, variant=made.variant.model_copy(update={"clip_range": CLIP_RANGE}))
+
+
 def gradients(family: FluxFamily) -> list[Tensor]:
     return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in family.trainable_parameters()]
 
@@ -72,21 +79,21 @@ class Side:
 def ours(data: TrainingData, same_noise: bool, rewards: Tensor) -> Side:
     """Its own images and rewards, and what it learns from the given rewards [B]."""
     family, params, processes = WORKLOAD.family(), WORKLOAD.params(), Processes()
-    method = replace(WORKLOAD.method(), clip_range=CLIP_RANGE)
+    chosen = method()
     family.prepare_training(TuningOptions(None, 1.0, (), False, None), 0)
     learner = Learner(
-        Policies(family.velocity), list(family.trainable_parameters()), method, params.train, processes, SEED
+        Policies(family.velocity), list(family.trainable_parameters()), chosen, params.train, processes, SEED
     )
     picked = prompts_of_iteration(ITERATION - 1, 2, 2, SEED)
     experience: Experience = collect_experience(
         family,
-        method,
+        chosen,
         Iteration(ITERATION, data.prompts.rows(picked), range(2 * 3)),
         data.reward,
         RolloutSettings(3, 4, same_noise, background=False, seed=SEED, decode_batch_size=4),
     )
     given = replace(experience, scores={"shapes-vivid": rewards.numpy()})
-    batch = TrainingBatch(ITERATION, given, advantages_of(given, data.reward.weights, method))
+    batch = TrainingBatch(ITERATION, given, advantages_of(given, data.reward.weights, chosen))
     updates = learner.prepare(batch, check, fresh=True)
     updates[0].accumulate_gradient(processes, on_policy=True, check=check)
     first = gradients(family)
@@ -109,8 +116,8 @@ def ours(data: TrainingData, same_noise: bool, rewards: Tensor) -> Side:
 def plain(data: TrainingData, same_noise: bool) -> Side:
     family = WORKLOAD.family()
     settings = WORKLOAD.params().train.model_copy(update={"same_noise_in_group": same_noise})
-    method = replace(WORKLOAD.method(), clip_range=CLIP_RANGE)
-    trainer = ReferenceTrainer(family, data.prompts, data.reward, method, settings, SEED)
+    chosen = method()
+    trainer = ReferenceTrainer(family, data.prompts, data.reward, chosen, settings, SEED)
     samples: list[Sample] = trainer.roll_out(ITERATION)
     advantages = trainer.advantages(samples)
     trainer.accumulate_gradient(ITERATION, 0, samples, advantages)

@@ -96,7 +96,7 @@ def experience(
         seed=0,
         decode_batch_size=train.micro_batch_size,
     )
-    starts = 2 * starts_per_prompt(train.group_size, method_of(params).branching)
+    starts = 2 * starts_per_prompt(train.group_size, method_of(params).variant.branching)
     where = Iteration(2, data.prompts.rows([1, 3]), range(starts))
     return collect_experience(policy(), method_of(params), where, data.reward, settings)
 
