@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from chunk_grpo.artifacts import write_text
 from chunk_grpo.config.reference import Row, params_schema, rows, show, values
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.orchestration.presets import composed
@@ -43,7 +44,7 @@ def reference(root: Path) -> dict[str, str]:
 def write_reference(root: Path) -> None:
     """Write the files; raises as `reference`."""
     for name, text in reference(root).items():
-        (root / name).write_text(text, encoding="utf-8")
+        write_text(text, str(root / name))
 
 
 def _check_sections(shown: list[str], sections: Iterable[str]) -> None:

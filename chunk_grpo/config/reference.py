@@ -217,7 +217,7 @@ def _without_null(value: Schema) -> tuple[Schema, bool]:
 
 
 def _held(value: Schema) -> Schema | None:
-    """What a mapping holds under names of the user's own; None: the value is no such mapping."""
+    """Schema of the values in a mapping whose names the user chooses; None for other values."""
     for inner in value.get("patternProperties", {}).values():
         return dict(inner)
     inner = value.get("additionalProperties")
@@ -249,7 +249,7 @@ def _range(value: Schema) -> str:
 
 
 def _extent(value: Schema) -> str:
-    """Whether a list or a mapping of the user's own names may be empty."""
+    """`may be empty` or `not empty` for a list or a mapping whose names the user chooses; else no text."""
     if "items" not in value and _held(value) is None:
         return ""
     return "not empty" if value.get("minItems") or value.get("minProperties") else "may be empty"

@@ -200,7 +200,7 @@ class SelectionRule:
     is_corrected: bool = False
     """Whether `importance_weights` undo the bias of the draw."""
     of_trajectory: bool = False
-    """Whether each trajectory has weights of its own L1 distances. Else all have those of the profile."""
+    """Whether each trajectory's weights come from its own L1 distances, and not from the profile."""
 
 
 def _one(iteration: int, iterations: int) -> float:

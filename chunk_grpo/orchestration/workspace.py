@@ -180,7 +180,7 @@ def make_workspace(
     """Make a workspace for a run, and lock it inside the context so that other runs do not remove it.
 
     Its commits, DVC cache and DVC settings are the checkout's. `home` is the folder of all workspaces of this machine.
-    `label` is its name among those of the run (None: that of its parameters). RuntimeError, with git's message, if the
+    `label` names the workspace within the run (None: by its parameters). RuntimeError, with git's message, if the
     commit is unknown; RemoteError if the models are neither in the cache nor in the remote.
     """
     root = home / "runs" / name.replace("@", "-")  # DVC parses text after an @ in a path as a stage name

@@ -48,7 +48,7 @@ class Prompts:
     encoded_of_profile: int
     """Prompts of the profile's embeddings."""
     evaluated: int
-    """Prompts with evaluation images; those of files without a count are not in it."""
+    """Prompts with evaluation images, without prompts of files that have no count."""
 
 
 def prompts_of(params: Params) -> Prompts:

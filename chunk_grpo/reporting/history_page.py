@@ -47,7 +47,7 @@ def summary(newest: Sequence[HistoryRow], repeats: str = "") -> str:
 def alert(history: Sequence[HistoryRow], newest: Sequence[HistoryRow]) -> str | None:
     """Notification in Markdown that lists the scores that moved; None if none did.
 
-    `history` includes the rows of the references; `newest` are those of the evaluation.
+    `history` includes the rows of the references; `newest` has the evaluation's rows.
     """
     moved = [row for row in newest if row.change == "moved"]
     if not moved:

@@ -175,14 +175,14 @@ def read_plan(name: str, path: Location) -> Source:
 
 
 def read_scores(policy: str, use: ScorerUse, path: Location) -> Source:
-    """The scores of a policy by a scorer; those of others, or one that is not on the scale, are a DataError."""
+    """Read a policy's scores by a scorer. DataError: the table is of another one, or a score is not on the scale."""
     found = read_source(path, "scores", {"policy": policy, "scorer": use.name})
     check_scale(found.table, path, use.scale.low, use.scale.high)
     return found
 
 
 def read_metrics(variant: str, paths: Mapping[int, Location]) -> Source:
-    """The metrics of a variant, from a table of each training seed; those of others are a DataError."""
+    """Read a variant's metrics, one table per training seed. DataError: a table is of another variant or seed."""
     found = [
         read_table(path, "train_metrics", {"variant": variant, "train_seed": seed})
         for seed, path in paths.items()

@@ -42,7 +42,7 @@ class Benchmark:
 
 
 def benchmark_of(use: ScorerUse, split: str, prompts: Source, settings: ReportSettings) -> Benchmark | None:
-    """Describe a scorer's scores of one of its splits; None if its rules are not those of a published benchmark.
+    """Describe a scorer's scores of one of its splits; None if no published benchmark has its rules.
 
     `prompts` has schema prompts; their sources are in the settings.
     """

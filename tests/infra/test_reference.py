@@ -21,7 +21,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_an_edit_of_the_prose_stays_and_one_of_a_table_does_not(root: Path) -> None:
+def test_keeps_prose_and_rewrites_tables(root: Path) -> None:
     page = (root / PAGE).read_text()
     edited = page.replace("# Parameters\n", "# Parameters\n\nBy hand.\n").replace("8 to 4096", "8 to 9000")
     (root / PAGE).write_text(edited)
@@ -30,7 +30,7 @@ def test_an_edit_of_the_prose_stays_and_one_of_a_table_does_not(root: Path) -> N
     assert made[SCHEMA] == (ROOT / SCHEMA).read_text()
 
 
-def test_the_column_tiny_is_that_of_the_preset(root: Path) -> None:
+def test_column_tiny_has_values_of_the_preset(root: Path) -> None:
     preset = root / "conf" / "preset" / "tiny.yaml"
     preset.write_text(preset.read_text().replace("eta: 0.7 ", "eta: 0.6 "))
     (row,) = [line for line in reference(root)[PAGE].splitlines() if line.startswith("| `sampling.eta`")]

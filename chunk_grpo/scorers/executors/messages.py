@@ -34,7 +34,7 @@ class WorkerError(Exception):
 
 
 class Identity(BaseModel):
-    """A worker's `ready` message. Attributes that are not listed are those of `Scorer`."""
+    """A worker's `ready` message. Fields without a docstring mean the same as in `Scorer`."""
 
     type: Literal["ready"]
     protocol: Annotated[int, Field(ge=worker_protocol.PROTOCOL, le=worker_protocol.PROTOCOL)]
