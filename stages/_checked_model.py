@@ -38,10 +38,10 @@ def check_model(params: Params, record: Mapping[str, str | None]) -> None:
 def _check(params: Params) -> None:
     # Here, because torch and diffusers take seconds.
     from chunk_grpo.families.base import TuningOptions
-    from chunk_grpo.families.checkpoint import may_be_hub_id
     from chunk_grpo.families.options import options_of
     from chunk_grpo.families.registry import check_checkpoint
     from chunk_grpo.families.tracing import Traced, network_sizes
+    from chunk_grpo.families.weights.records import may_be_hub_id
     from chunk_grpo.planning.models import read_checkpoint
 
     model, lora = params.model, params.train.lora

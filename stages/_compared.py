@@ -9,7 +9,7 @@ from chunk_grpo.config import Params
 from chunk_grpo.config.policies import AnyPolicy, ComparedImages
 from chunk_grpo.digests import Digests
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.recorded import policy_record
+from chunk_grpo.families.weights.records import policy_record
 
 
 def compared_record(params: Params, name: str, digests: Digests) -> dict[str, Any]:

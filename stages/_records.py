@@ -23,7 +23,7 @@ from chunk_grpo.config.scorer_settings import Weights
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer, ExternalScorer, InSubprocess
 from chunk_grpo.digests import Digests
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.recorded import checkpoint_record
+from chunk_grpo.families.weights.records import checkpoint_record
 from chunk_grpo.scorers.running.source_files import source_digest
 from stages._scorer_data import data_needs
 

@@ -18,7 +18,7 @@ from chunk_grpo.config import Params
 from chunk_grpo.config.policies import ComparedImages
 from chunk_grpo.families.base import Family
 from chunk_grpo.families.prompts import PromptSet
-from chunk_grpo.families.saved import local_policy
+from chunk_grpo.families.weights.policy import local_policy
 from chunk_grpo.generation import GeneratedImage, GenerationSettings, batch_spans, generate
 from chunk_grpo.image_files import encode_png, image_grid
 from chunk_grpo.machines import send_files

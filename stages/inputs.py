@@ -15,7 +15,7 @@ from chunk_grpo.config import Params
 from chunk_grpo.config.forbidden import texts
 from chunk_grpo.digests import Digests
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.families.recorded import policy_record
+from chunk_grpo.families.weights.records import policy_record
 from stages._checked_model import check_model
 from stages._code import COPY, ROOT, code_records, copy_code, is_under_dvc
 from stages._compared import compared_record

@@ -31,8 +31,8 @@ from chunk_grpo.config import Params, VariantParams
 from chunk_grpo.core.chunking import ChunkPlan
 from chunk_grpo.digests import Digests
 from chunk_grpo.errors import ConfigError, DataError
-from chunk_grpo.families.recorded import policy_record
-from chunk_grpo.families.saved import local_policy
+from chunk_grpo.families.weights.policy import local_policy
+from chunk_grpo.families.weights.records import policy_record
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.scorers.running.placing import place_checked

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from chunk_grpo.families.adapter_layers import LayerNames
 from chunk_grpo.families.attention import leave_out_cudnn, set_backend, try_backend
 from chunk_grpo.families.base import (
     Conditioning,
@@ -27,8 +26,11 @@ from chunk_grpo.families.base import (
 from chunk_grpo.families.compiling import compile_blocks, try_compiler
 from chunk_grpo.families.grids import linear_shift, scheduler_times
 from chunk_grpo.families.limits import check_limits
-from chunk_grpo.families.loading import load_pipeline
-from chunk_grpo.families.lora import (
+from chunk_grpo.families.sharding import StoredTensor, full_tensor, is_sharded, sharded_copy
+from chunk_grpo.families.weights.adapter_file import LayerNames
+from chunk_grpo.families.weights.checkpoint import load_pipeline, network_with
+from chunk_grpo.families.weights.lora import (
+    WithoutLora,
     add_lora,
     has_lora,
     load_exactly,
@@ -36,9 +38,7 @@ from chunk_grpo.families.lora import (
     lora_state,
     save_lora,
 )
-from chunk_grpo.families.reference import WithoutLora
-from chunk_grpo.families.saved import policy_in, saved_network, start_state
-from chunk_grpo.families.sharding import StoredTensor, full_tensor, is_sharded, sharded_copy
+from chunk_grpo.families.weights.policy import policy_in, saved_network, start_state
 
 if TYPE_CHECKING:
     from typing import Self
@@ -390,9 +390,5 @@ class DiffusersFamily(ABC):
             save_lora(self.transformer, state, folder)
             return
         # A new network, because the trained one may have wider or sharded weights.
-        with torch.device("meta"):
-            saved = self.network_class.from_config(self.transformer.config)
-        saved.load_state_dict(
-            {name: value.to(self._options.dtype) for name, value in state.items()}, assign=True
-        )
-        saved.save_pretrained(folder)
+        saved = {name: value.to(self._options.dtype) for name, value in state.items()}
+        network_with(self.network_class, self.transformer.config, saved).save_pretrained(folder)

@@ -62,7 +62,7 @@ def check_checkpoint(
         ConfigError: There is no such family, a size does not fit the checkpoint, or it has no such layer.
         DataError: The checkpoint is missing, broken or of another family, or its files do not fit its networks.
     """
-    from chunk_grpo.families.lora import check_targets  # here: torch takes seconds
+    from chunk_grpo.families.weights.lora import check_targets  # here: torch takes seconds
 
     # Kernels of attention are tried where they run.
     family = family_class(name).load(replace(options, device="meta", attention_backend=None))

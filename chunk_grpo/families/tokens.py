@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.checkpoint import check_checkpoint
 from chunk_grpo.families.registry import family_class
 
 if TYPE_CHECKING:
@@ -34,10 +33,13 @@ def token_limits(family: str, checkpoint: str, revision: str | None, max_sequenc
         ConfigError: There is no such family.
         DataError: The checkpoint is missing, incomplete, or cannot be downloaded.
     """
-    from transformers import AutoTokenizer  # takes seconds; prompt errors are reported before
+    # These take seconds; errors of prompts are reported before.
+    from transformers import AutoTokenizer
+
+    from chunk_grpo.families.weights.checkpoint import check_files
 
     of = family_class(family)
-    check_checkpoint(checkpoint, of.pipeline_class.__name__, [folder for folder, _ in of.tokenizers.values()])
+    check_files(checkpoint, of.pipeline_class, [folder for folder, _ in of.tokenizers.values()])
     limits: dict[str, tuple[Callable[[str], int], int]] = {}
     for name, (folder, is_limited) in of.tokenizers.items():
         try:

@@ -16,7 +16,7 @@ from chunk_grpo.config import Params, load_params
 from chunk_grpo.config.models import ModelParams, SamplingParams
 from chunk_grpo.config.training import TrainParams
 from chunk_grpo.errors import ConfigError, DataError
-from chunk_grpo.families.export import comfyui_lora, merged
+from chunk_grpo.families.weights.policy import comfyui_lora, merged
 from chunk_grpo.library.model import Model
 from chunk_grpo.library.training import Policy, TrainingRecord
 from chunk_grpo.reporting.comparisons import difference_text, digits_of, interval_text

@@ -23,8 +23,8 @@ from chunk_grpo.digests import Digests
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.base import release_memory
 from chunk_grpo.families.prompts import PromptSet
-from chunk_grpo.families.recorded import checkpoint_record
-from chunk_grpo.families.saved import local_policy
+from chunk_grpo.families.weights.policy import local_policy
+from chunk_grpo.families.weights.records import checkpoint_record
 from chunk_grpo.library.model import Model
 from chunk_grpo.library.plans import build_plan
 from chunk_grpo.library.settings import METHOD, MethodSettings, checked, require_rules

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from chunk_grpo.config.families import family_names
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.adapter_files import WEIGHTS, read_adapter
 from chunk_grpo.families.base import TuningOptions
-from chunk_grpo.families.export import comfyui_lora
 from chunk_grpo.families.models.flux import FluxFamily
+from chunk_grpo.families.weights.adapter_file import WEIGHTS, read_adapter
+from chunk_grpo.families.weights.policy import comfyui_lora
 from tests.families.conftest import options, velocity
 from tests.families.parity import PROMPTS, load, module_of
 

@@ -15,8 +15,8 @@ from diffusers.loaders import single_file_utils
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from chunk_grpo.families.adapter_files import read_adapter
 from chunk_grpo.families.registry import family_class
+from chunk_grpo.families.weights.adapter_file import read_adapter
 
 
 class Rest(dict[str, Tensor]):

@@ -15,9 +15,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.adapter_files import PEFT_WEIGHTS
-from chunk_grpo.families.adapter_settings import _FORMULA, _NO_EFFECT, _STARTS, check_settings, scale_of
 from chunk_grpo.families.models.flux import FluxFamily
+from chunk_grpo.families.weights.adapter_file import PEFT_WEIGHTS
+from chunk_grpo.families.weights.adapter_settings import (
+    _FORMULA,
+    _NO_EFFECT,
+    _STARTS,
+    check_settings,
+    scale_of,
+)
 from tests.families.conftest import velocity
 
 Load = Callable[[], FluxFamily]

@@ -8,8 +8,8 @@ import pytest
 
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.base import LoadOptions
-from chunk_grpo.families.checkpoint import check_checkpoint
 from chunk_grpo.families.models.flux import FluxFamily
+from chunk_grpo.families.weights.checkpoint import check_files
 
 TINY = Path(__file__).parents[2] / "assets" / "tiny-flux"
 FILES = sorted(path.relative_to(TINY).as_posix() for path in TINY.rglob("*") if path.is_file())
@@ -100,7 +100,7 @@ def test_a_tokenizer_in_its_older_files_is_whole(tokenizer, files, copy):
     )
     for name in files:
         (copy / tokenizer / name).write_text("{}")
-    check_checkpoint(str(copy), "FluxPipeline", (tokenizer,))
+    check_files(str(copy), FluxFamily.pipeline_class, (tokenizer,))
 
 
 def test_parts_that_are_not_used_are_not_asked_for(copy):

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.export import comfyui_lora, merged
 from chunk_grpo.families.models.flux import FluxFamily
+from chunk_grpo.families.weights.policy import comfyui_lora, merged
 from tests.families.conftest import disturb, options, velocity
 
 RANK = 3  # alpha is 6, so an alpha that is lost halves the change
@@ -94,5 +94,5 @@ def test_a_damaged_adapter_is_named(adapted: FluxFamily, tmp_path: Path) -> None
     del adapted
     (file,) = (tmp_path / "adapter").iterdir()
     file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(DataError, match=rf"{file.name}: damaged, or without the settings of an adapter"):
+    with pytest.raises(DataError, match=rf"{file.name}: cut off or damaged"):
         comfyui_lora(tmp_path / "adapter", tmp_path / "policy.safetensors")

@@ -11,10 +11,9 @@ from safetensors.torch import load_file, save_file
 from chunk_grpo.config.policies import PolicyFiles
 from chunk_grpo.digests import Digests
 from chunk_grpo.errors import ConfigError, DataError
-from chunk_grpo.families.export import comfyui_lora, merged
 from chunk_grpo.families.models.flux import FluxFamily
-from chunk_grpo.families.recorded import policy_record
-from chunk_grpo.families.saved import local_policy, policy_in
+from chunk_grpo.families.weights.policy import comfyui_lora, local_policy, merged, policy_in
+from chunk_grpo.families.weights.records import policy_record
 from tests.families.conftest import disturb, options, velocity
 
 RANK, ALPHA = 3, 6.0

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.adapter_files import PEFT_WEIGHTS, WEIGHTS, read_adapter
 from chunk_grpo.families.models.flux import FluxFamily
+from chunk_grpo.families.weights.adapter_file import PEFT_WEIGHTS, WEIGHTS, read_adapter
 
 LAYERS = (
     "transformer_blocks.0.attn.to_q",

@@ -13,17 +13,12 @@ from peft.utils.other import get_pattern_key
 
 from chunk_grpo.errors import DataError
 
+MERGE = "Merge it into the transformer with the program that made it, and use that folder."
+
 _FORMULA = (
-    "peft_type",
-    "init_lora_weights",
-    "r",
-    "lora_alpha",
-    "rank_pattern",
-    "alpha_pattern",
-    "use_rslora",
-    "use_dora",
-)
-"""Settings that this module reads."""
+    "peft_type", "init_lora_weights", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora",
+)  # fmt: skip
+"""Settings of PEFT that are read."""
 
 _NO_EFFECT = (
     "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
@@ -34,8 +29,6 @@ _NO_EFFECT = (
 
 _STARTS = (True, False, "gaussian", "orthogonal", "eva", "mica")
 """Values of init_lora_weights that leave the base weights as they are; pissa, olora, corda, loftq, lora_ga do not."""
-
-MERGE = "Merge it into the transformer with the program that made it, and use that folder."
 
 _DEFAULTS: dict[str, Any] = {
     field.name: field.default_factory() if callable(field.default_factory) else field.default
@@ -72,7 +65,7 @@ def check_settings(settings: Mapping[str, Any], where: str) -> None:
 
 
 def scale_of(settings: Mapping[str, Any], layer: str, rank: int, where: str) -> float:
-    """Factor of B A: alpha / rank, or alpha / sqrt(rank) of rank-stabilised LoRA.
+    """Factor of B A by settings: alpha / rank, or alpha / sqrt(rank) of rank-stabilised LoRA.
 
     Args:
         settings: Checked settings.

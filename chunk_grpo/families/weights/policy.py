@@ -1,4 +1,4 @@
-"""Saved policies: where their weights are, and a network or the start of a training with them."""
+"""Saved policies: where they are, a network or a start of training with their weights, and forms of other programs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from chunk_grpo.config.policies import PolicyFiles
 from chunk_grpo.errors import ConfigError, DataError
-from chunk_grpo.families.adapter_files import PEFT_WEIGHTS, WEIGHTS, adapter_file
-from chunk_grpo.families.adapter_layers import LayerNames
-from chunk_grpo.families.base import TuningOptions
-from chunk_grpo.families.checkpoint import TRAIN_AGAIN, check_trained, load_part
-from chunk_grpo.families.lora import rescaled_state, with_lora
+from chunk_grpo.families.base import Family, TuningOptions
+from chunk_grpo.families.weights.adapter_file import (
+    PEFT_WEIGHTS,
+    PREFIX,
+    WEIGHTS,
+    LayerNames,
+    adapter_file,
+    read_content,
+)
+from chunk_grpo.families.weights.adapter_settings import scale_of
+from chunk_grpo.families.weights.checkpoint import TRAIN_AGAIN, load_like, network_with
+from chunk_grpo.families.weights.lora import merge_lora, rescaled_state, with_lora
 
 
 def local_policy(policy: PolicyFiles, key: str) -> Path:
@@ -45,12 +53,12 @@ def policy_in(path: Path) -> Path:
     for folder in (path / "transformer", path):
         if folder.is_dir() and (adapter_file(folder) or (folder / "config.json").exists()):
             return adapter_file(folder) or folder
-    if path.is_dir() or not path.exists():
-        raise DataError(
-            f"{path}: must hold config.json of a transformer, or one adapter ({WEIGHTS} or {PEFT_WEIGHTS}), got "
-            f"neither. If it was trained here, {TRAIN_AGAIN}"
-        )
-    return path
+    if path.is_file():
+        return path
+    raise DataError(
+        f"{path}: must hold config.json of a transformer, or one adapter ({WEIGHTS} or {PEFT_WEIGHTS}), got "
+        f"neither. If it was trained here, {TRAIN_AGAIN}"
+    )
 
 
 def saved_network(
@@ -71,8 +79,7 @@ def saved_network(
     found = policy_in(path)
     if found.is_file():
         return with_lora(network, found, names)
-    check_trained(found, network.config)
-    return load_part(type(network), found, dtype, device, TRAIN_AGAIN)
+    return load_like(network, found, dtype, device)
 
 
 def start_state(network: Any, path: Path, names: LayerNames, options: TuningOptions) -> dict[str, Tensor]:
@@ -97,26 +104,74 @@ def start_state(network: Any, path: Path, names: LayerNames, options: TuningOpti
             )
         return rescaled_state(found, names, network, options.lora_alpha / options.lora_rank)
     if found.is_dir():
-        return dict(saved_network(network, found, names, torch.float32).state_dict())
-    with torch.device("meta"):
-        whole = type(network).from_config(network.config)
+        return dict(load_like(network, found, torch.float32, "cpu").state_dict())
     state = {
         name: weight.detach().to("cpu", torch.float32, copy=True)
         for name, weight in network.state_dict().items()
     }
-    whole.load_state_dict(state, assign=True)
-    merged = with_lora(whole, found, names)
-    merged.fuse_lora()
-    merged.unload_lora()
-    return dict(merged.state_dict())
+    whole = network_with(type(network), network.config, state)
+    return dict(merge_lora(with_lora(whole, found, names)).state_dict())
+
+
+def comfyui_lora(folder: Path, out: Path) -> None:
+    """Write an adapter as one file for ComfyUI, which multiplies B A by alpha / rank.
+
+    ComfyUI takes alpha from a tensor of each layer and ignores the metadata of diffusers' files; without that tensor
+    the factor would be 1 (comfy/weight_adapter/lora.py, 0323d87). It knows the layers of FLUX by diffusers' names.
+
+    Args:
+        folder: Folder of the adapter, as training wrote it.
+        out: File to write.
+
+    Raises:
+        DataError: The folder holds no adapter, or a damaged one.
+    """
+    path = _trained_adapter(folder)
+    content = read_content(path)
+    if content.settings is None:
+        raise DataError(
+            f"{path}: must hold the settings of an adapter, got none; take the file of the training"
+        )
+    alphas = {}
+    for name, weight in sorted(content.tensors.items()):
+        layer, rank = name.removesuffix(".lora_A.weight"), len(weight)
+        if layer != name:
+            scale = scale_of(content.settings, layer.removeprefix(PREFIX), rank, content.where)
+            alphas[f"{layer}.alpha"] = torch.tensor(rank * scale)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    save_file({**content.tensors, **alphas}, out)
+
+
+def merged(base: Family, folder: Path, out: Path) -> None:
+    """Write a transformer of diffusers that has the trained adapter in its weights.
+
+    Args:
+        base: Base model, with the part "transformer".
+        folder: Folder of the adapter, as training wrote it.
+        out: Folder to write.
+
+    Raises:
+        DataError: The folder holds no adapter, a damaged one, or one of another model.
+    """
+    network: Any = base.with_transformer(_trained_adapter(folder)).transformer
+    merge_lora(network).save_pretrained(out)
+
+
+def _trained_adapter(folder: Path) -> Path:
+    path = folder / WEIGHTS
+    if not path.exists():
+        raise DataError(
+            f"{folder}: must hold {WEIGHTS} of an adapter, got none. All weights were trained (train.lora: null); "
+            "such a policy is exported as diffusers"
+        )
+    return path
 
 
 def _downloaded(policy: PolicyFiles, key: str) -> Path:
     """Local folder of a hub id, with the configurations and the weights that may be the policy."""
     from huggingface_hub import snapshot_download  # here: only inputs of the hub need the package
 
-    def files(*patterns: str, top_only: bool = False) -> Path:
-        left_out = ["*/*"] if top_only else []
+    def files(*patterns: str, left_out: str | None = None) -> Path:
         return Path(
             snapshot_download(
                 policy.path, revision=policy.revision, allow_patterns=list(patterns), ignore_patterns=left_out
@@ -126,10 +181,9 @@ def _downloaded(policy: PolicyFiles, key: str) -> Path:
     try:
         if policy.file is not None:
             return files(policy.file)
-        folder = files("*.json")
-        if (folder / "transformer").is_dir():
+        if (files("*.json") / "transformer").is_dir():
             return files("transformer/*")
-        return files("*.json", "*.safetensors", top_only=True)
+        return files("*.json", "*.safetensors", left_out="*/*")
     except (OSError, ValueError) as error:
         raise DataError(
             f"{key}.path: {policy.path} is no file or folder here, and cannot be downloaded from the hub ({error}). "

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
@@ -18,10 +18,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from chunk_grpo.errors import ConfigError, DataError
-from chunk_grpo.families.adapter_files import PREFIX, WEIGHTS, read_adapter
-from chunk_grpo.families.adapter_layers import LayerNames
-from chunk_grpo.families.base import TuningOptions
+from chunk_grpo.families.base import Conditioning, TuningOptions
 from chunk_grpo.families.sharding import StoredTensor, local_shard
+from chunk_grpo.families.weights.adapter_file import PREFIX, WEIGHTS, LayerNames, read_adapter
+
+if TYPE_CHECKING:
+    from chunk_grpo.families.diffusers_family import DiffusersFamily
 
 _ADAPTER = "default"
 
@@ -121,6 +123,22 @@ def lora_off(network: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(flag)
 
 
+class WithoutLora:
+    """The untrained policy of a family: its adapter is off, its weights are shared."""
+
+    def __init__(self, family: DiffusersFamily) -> None:
+        """Wrap a family, whose adapter is on outside of this policy."""
+        self._family = family
+
+    # Without no_grad, DistributedDataParallel would prepare a backward pass for this forward pass, and gradient
+    # checkpointing would recompute it with the adapter on.
+    @torch.no_grad()
+    def velocity(self, x: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
+        """Velocity [B, L, D] of the untrained policy, through the network set by `use_network`."""
+        with lora_off(self._family.transformer):
+            return self._family.velocity(x, t, conditioning)
+
+
 def lora_state(network: nn.Module) -> dict[str, Tensor]:
     """Adapter weights by diffusers' names, not copied."""
     state: dict[str, Tensor] = get_peft_model_state_dict(network, adapter_name=_ADAPTER)
@@ -185,6 +203,13 @@ def with_lora(network: Any, path: Path, names: LayerNames) -> Any:
         if isinstance(layer, LoraLayer):
             layer.scaling[_ADAPTER] = adapter.scales[name]
     return adapted.requires_grad_(False).eval()
+
+
+def merge_lora(network: Any) -> Any:
+    """The network, changed in place, with its adapter in its weights."""
+    network.fuse_lora()
+    network.unload_lora()
+    return network
 
 
 def rescaled_state(path: Path, names: LayerNames, network: nn.Module, scale: float) -> dict[str, Tensor]:

@@ -1,9 +1,8 @@
-"""Records of the files of a base model and of saved policies."""
+"""What stands for the files of a base model or a saved policy in a record: their digest, or the commit of a hub id."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 from chunk_grpo.config.policies import PolicyFiles
@@ -11,6 +10,12 @@ from chunk_grpo.digests import Digests
 from chunk_grpo.errors import ConfigError, DataError
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def may_be_hub_id(location: str) -> bool:
+    """Whether this is no file or folder here, but may be the name of a repository."""
+    path = Path(location)
+    return not path.exists() and len(path.parts) == 2 and not location.startswith((".", "/", "~"))
 
 
 def checkpoint_record(checkpoint: str, revision: str | None, digests: Digests) -> dict[str, str | None]:
@@ -31,7 +36,8 @@ def checkpoint_record(checkpoint: str, revision: str | None, digests: Digests) -
         ConfigError: The revision of a hub id is not a commit.
         DataError: A file cannot be read.
     """
-    return _content_record(checkpoint, revision, digests, ("model.checkpoint", "model.revision"), _is_read)
+    files = digests.of(checkpoint, lambda path: len(path.parts) > 1 or path.suffix == ".json")
+    return _record(files, checkpoint, revision, ("model.checkpoint", "model.revision"))
 
 
 def policy_record(policy: PolicyFiles, key: str, digests: Digests) -> dict[str, str | None]:
@@ -46,40 +52,18 @@ def policy_record(policy: PolicyFiles, key: str, digests: Digests) -> dict[str, 
         ConfigError: The revision of a hub id is not a commit.
         DataError: There is no such file, or it cannot be read.
     """
-    found = _content_record(policy.path, policy.revision, digests, (f"{key}.path", f"{key}.revision"))
+    files = digests.of(policy.path)
+    found = _record(files, policy.path, policy.revision, (f"{key}.path", f"{key}.revision"))
     if not any(found.values()):
         raise DataError(f"{key}.path: no such file or folder, and no hub id (owner/name), got {policy.path}")
     return found
 
 
-def _content_record(
-    location: str,
-    revision: str | None,
-    digests: Digests,
-    keys: tuple[str, str],
-    chosen: Callable[[Path], bool] = lambda path: True,
+def _record(
+    files: str | None, location: str, revision: str | None, keys: tuple[str, str]
 ) -> dict[str, str | None]:
-    """Digest of a file or folder, or the commit of a hub id.
-
-    Args:
-        location: File, folder or hub id.
-        revision: Hub commit; None for a file or folder.
-        digests: Cache of file digests.
-        keys: Keys of location and revision in params.yaml, for messages.
-        chosen: The files of a folder that count, by their path in it.
-
-    Returns:
-        As `checkpoint_record`.
-
-    Raises:
-        ConfigError: The revision of a hub id is not a commit.
-        DataError: A file cannot be read.
-    """
-    path = Path(location)
-    if (files := digests.of(path, chosen)) is not None:
-        return {"files": files, "commit": None}
-    if len(path.parts) != 2 or location.startswith((".", "/", "~")):
-        return {"files": None, "commit": None}  # the first stage that needs the folder reports it
+    if files is not None or not may_be_hub_id(location):
+        return {"files": files, "commit": None}  # the first stage that needs a missing folder reports it
     if revision is None or not _COMMIT.fullmatch(revision):
         raise ConfigError(
             f"{keys[1]}: must be a commit of the hub (40 hexadecimal digits) where {keys[0]} is a hub id, "
@@ -87,7 +71,3 @@ def _content_record(
             f"The commits are listed on the page of {location} under `Files and versions`."
         )
     return {"files": None, "commit": revision}
-
-
-def _is_read(path: Path) -> bool:
-    return len(path.parts) > 1 or path.suffix == ".json"
