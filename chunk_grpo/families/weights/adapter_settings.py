@@ -37,15 +37,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def check_settings(settings: Mapping[str, Any], where: str) -> None:
-    """Require an adapter of kind LoRA whose settings are all known.
-
-    Args:
-        settings: Content of PEFT's adapter_config.json, or the settings in a file of diffusers.
-        where: File that holds them.
-
-    Raises:
-        DataError: A setting is of another kind of adapter, changes the base model, or is not known.
-    """
+    """DataError unless the settings in the file `where` are of kind LoRA, leave the base model alone, and are known."""
     kind = settings.get("peft_type", "LORA")
     if kind != "LORA":
         raise DataError(f"{where}: an adapter of kind {kind}; only adapters of kind LORA are read. {MERGE}")
@@ -65,16 +57,10 @@ def check_settings(settings: Mapping[str, Any], where: str) -> None:
 
 
 def scale_of(settings: Mapping[str, Any], layer: str, rank: int, where: str) -> float:
-    """Factor of B A by settings: alpha / rank, or alpha / sqrt(rank) of rank-stabilised LoRA.
-
-    Args:
-        settings: Checked settings.
-        layer: Name of the layer in the network.
-        rank: Rank of the layer's weights.
-        where: File of the settings.
+    """Factor of B A by checked settings: alpha / rank, or alpha / sqrt(rank) of rank-stabilised LoRA.
 
     Raises:
-        DataError: The settings are damaged, or tell another rank.
+        DataError: The settings are damaged, or tell another rank than the layer's weights have.
     """
     given = _DEFAULTS | {name: value for name, value in settings.items() if value is not None}
     try:

@@ -36,13 +36,8 @@ def has_lora(network: nn.Module) -> bool:
 def add_lora(network: Any, options: TuningOptions, seed: int) -> None:
     """Freeze the network and add a trainable float32 adapter with B = 0, which leaves the output unchanged.
 
-    Args:
-        network: Diffusers transformer, changed in place; its own weights keep their type.
-        options: Rank, alpha and targets.
-        seed: Seed of A. With rank, targets and shapes it determines A, independent of earlier random draws.
-
-    Raises:
-        ConfigError: Rank, alpha or targets are wrong.
+    The network is changed in place; its own weights keep their type. Rank, targets, shapes and `seed` determine A,
+    independent of earlier random draws. ConfigError if rank, alpha or targets are wrong.
     """
     if options.lora_rank is None or options.lora_rank < 1:
         raise ConfigError(f"train.lora.rank: must be at least 1, got {options.lora_rank}")
@@ -63,11 +58,7 @@ def add_lora(network: Any, options: TuningOptions, seed: int) -> None:
 
 
 def check_targets(network: nn.Module, targets: tuple[str, ...]) -> None:
-    """Require that every target matches linear layers only, by peft's rule: the whole name, or its end after a dot.
-
-    Raises:
-        ConfigError: One does not.
-    """
+    """ConfigError unless each target is, by peft's rule, the name of linear layers only, or its end after a dot."""
     modules = dict(network.named_modules())
     linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
     there = ", ".join(sorted({_short(name) for name in linear}))
@@ -151,19 +142,13 @@ def save_lora(network: Any, state: Mapping[str, Tensor], folder: Path) -> None:
     Equal weights give equal bytes. diffusers' own writer does not guarantee that: its metadata contain a set, and two
     entries that safetensors writes in any order. The metadata hold only settings that differ from peft's defaults, so
     that other versions of peft can read them.
-
-    Args:
-        network: Diffusers transformer with the adapter, for its settings.
-        state: Result of `lora_state`.
-        folder: Folder to write.
     """
     config = network.peft_config[_ADAPTER]
-    settings = {
-        "r": config.r,
-        "lora_alpha": config.lora_alpha,
-        "target_modules": sorted(config.target_modules),
+    metadata = {
+        f"{PREFIX}r": config.r,
+        f"{PREFIX}lora_alpha": config.lora_alpha,
+        f"{PREFIX}target_modules": sorted(config.target_modules),
     }
-    metadata = {f"{PREFIX}{name}": value for name, value in settings.items()}
     state = {f"{PREFIX}{name}": value.contiguous() for name, value in state.items()}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(
@@ -172,15 +157,9 @@ def save_lora(network: Any, state: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def with_lora(network: Any, path: Path, names: LayerNames) -> Any:
-    """A frozen network with the adapter from a file. Its base weights are shared with `network`.
+    """A frozen network with the adapter from a file, read as by `read_adapter`.
 
-    Args:
-        network: Diffusers transformer. It is not changed, and its own adapter is not copied.
-        path: File of the adapter.
-        names: As in `read_adapter`.
-
-    Raises:
-        DataError: The file is damaged, or the adapter belongs to another model.
+    Its base weights are shared with `network`, which is not changed; an adapter of `network` is not copied.
     """
     adapted = copy.deepcopy(network, memo={id(weight): weight for weight in network.parameters()})
     if has_lora(adapted):
@@ -213,17 +192,7 @@ def merge_lora(network: Any) -> Any:
 
 
 def rescaled_state(path: Path, names: LayerNames, network: nn.Module, scale: float) -> dict[str, Tensor]:
-    """Weights of an adapter, float32, with B such that with another scale the network computes the same.
-
-    Args:
-        path: File of the adapter.
-        names: As in `read_adapter`.
-        network: Diffusers transformer of the base model, without an adapter.
-        scale: Scale of the output, alpha / rank.
-
-    Raises:
-        DataError: The file is damaged, or the adapter belongs to another model.
-    """
+    """Weights of an adapter, float32, with B such that with `scale` in place of its alpha / rank it does the same."""
     adapter = read_adapter(path, network, names)
     if dora := next((name for name in adapter.weights if name.endswith("lora_magnitude_vector")), None):
         raise DataError(
@@ -236,11 +205,7 @@ def rescaled_state(path: Path, names: LayerNames, network: nn.Module, scale: flo
 
 @torch.no_grad()
 def load_exactly(target: Mapping[str, Tensor], given: Mapping[str, Tensor | StoredTensor]) -> None:
-    """Copy the tensors of `given` into the tensors of `target`.
-
-    Args:
-        target: Tensors to overwrite, which may be sharded.
-        given: Unsharded or stored tensors with the same names and shapes.
+    """Copy unsharded or stored tensors into `target`, whose tensors may be sharded.
 
     Raises:
         DataError: Names or shapes differ; the message names the first weight. Nothing was changed.

@@ -42,10 +42,7 @@ def local_policy(policy: PolicyFiles, key: str) -> Path:
 
 
 def policy_in(path: Path) -> Path:
-    """File of the adapter, or folder of the transformer.
-
-    Args:
-        path: File of an adapter, or folder with `transformer/`, a transformer or an adapter.
+    """The adapter's file, or the transformer's folder, in a folder that has it itself or in `transformer/`.
 
     Raises:
         DataError: There is none, or there are several.
@@ -62,16 +59,11 @@ def policy_in(path: Path) -> Path:
 
 
 def saved_network(
-    network: Any, path: Path, names: LayerNames, dtype: torch.dtype, device: torch.device | str = "cpu"
+    network: Any, path: Path, names: LayerNames, dtype: torch.dtype, device: torch.device | str
 ) -> Any:
-    """A frozen network with the weights of a saved policy. An adapter shares the base weights of `network`.
+    """A frozen network with the weights of a saved policy.
 
-    Args:
-        network: Transformer of the base model.
-        path: As in `policy_in`.
-        names: As in `read_adapter`.
-        dtype: Floating-point type of a transformer's weights.
-        device: Device of a transformer.
+    An adapter shares the base weights of `network`; a transformer is loaded in `dtype` to `device`.
 
     Raises:
         DataError: There is no policy, or one of another model.
@@ -83,18 +75,7 @@ def saved_network(
 
 
 def start_state(network: Any, path: Path, names: LayerNames, options: TuningOptions) -> dict[str, Tensor]:
-    """Weights with which training starts, by the names of the trained ones, float32 in the CPU's memory.
-
-    Args:
-        network: Transformer of the base model, not yet prepared for training.
-        path: As in `policy_in`.
-        names: As in `read_adapter`.
-        options: Options of the training.
-
-    Raises:
-        ConfigError: An adapter is trained, but the policy is a transformer.
-        DataError: There is no policy, or one of another model.
-    """
+    """Weights with which training of `network`, the base model's, starts; see `Family.start_state`."""
     found = policy_in(path)
     if options.lora_rank is not None:
         if found.is_dir():
