@@ -19,7 +19,7 @@ from chunk_grpo.config.questions import FIELD, parse_questions
 from chunk_grpo.prompts.checks import check_prompts
 from chunk_grpo.prompts.fields import FieldNames
 from chunk_grpo.prompts.findings import Findings, beginning
-from chunk_grpo.prompts.records import csv_records, require_file
+from chunk_grpo.prompts.records import csv_records
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
 
 NUM_PROMPTS = 1065
@@ -50,7 +50,6 @@ def read_dpg(location: Location, rules: PromptChecks, count: int | None = None) 
     """
     source = str(location)
     findings = Findings([source])
-    require_file(location)
     items: dict[str, _Item] = {}
     for line, value in csv_records(location, FieldNames("text", metadata=_COLUMNS), source):
         try:

@@ -12,7 +12,6 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
 
 from chunk_grpo.artifacts import Location
 from chunk_grpo.config.prompts import PromptChecks
@@ -29,14 +28,10 @@ from chunk_grpo.prompts.records import (
     json_array,
     json_lines,
     parquet_records,
-    require_file,
     text_lines,
     tsv_records,
 )
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
-
-_Known: TypeAlias = dict[tuple[str, ...], ChosenFields]
-"""Names of a record's fields to the chosen ones."""
 
 _SUFFIXES = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 
@@ -91,26 +86,18 @@ def read_prompt_file(source: PromptSource, rules: PromptChecks) -> CheckedPrompt
     location = source.location
     if source.file is not None:
         location = hub_file(str(location), source.file, source.revision)
-    require_file(location)
     records = _records(suffix, location, source)
     findings = Findings([source.name], "row" if suffix in (".json", ".parquet") else "line")
-    known: _Known = {}
-    unread: dict[str, None] = {}
+    reader = _Reader(source, findings)
     notes: list[str] = []
 
     def rows() -> Iterator[PromptRow | None]:
         # One by one: texts that are too long for prompts are not kept.
         for record in bounded(itertools.islice(records, source.limit), source.name):
-            yield _row(record, source, findings, known, unread)
+            yield reader.row(*record)
         if source.limit is not None and next(records, None) is not None:
             notes.append(f"{source.name}: read up to the limit of {source.limit}; there is more")
-        kept = dict.fromkeys(
-            name for chosen in known.values() for name in chosen.metadata if name not in unread
-        )
-        if kept:
-            notes.append(f"{source.name}: fields kept as metadata: {shortened(', '.join(kept))}")
-        if unread:
-            notes.append(f"{source.name}: fields that were not read: {shortened(', '.join(unread))}")
+        notes.extend(reader.notes())
 
     return check_prompts(rows(), rules, findings, notes)
 
@@ -127,68 +114,62 @@ def _records(suffix: str, location: Location, source: PromptSource) -> Iterator[
     return json_lines(location)
 
 
-def _row(
-    record: Record, source: PromptSource, findings: Findings, known: _Known, unread: dict[str, None]
-) -> PromptRow | None:
-    """Prompt of a record; None if it cannot be read."""
-    line, value = record
-    try:
-        read = _fields_of(value, source.fields, known)
-    except ValueError as error:
-        findings.add("records", "no prompt", source.name, line, str(error))
-        return None
-    category, wanted = read.category, source.fields.category is not None
-    if isinstance(category, bool) or not isinstance(category, str | int | None):
-        message = f"{read.category_name!r} must be text or a whole number, got {beginning(category)}"
-        if wanted:
-            message = f"{message}; name another by `category_field`, or set that to null"
-        kind: Kind = "records" if wanted else "category"
-        findings.add(kind, "category of another kind", source.name, line, message)
-        if wanted:
+class _Reader:
+    """Makes prompts of a source's records, and remembers which fields they had."""
+
+    def __init__(self, source: PromptSource, findings: Findings) -> None:
+        self._source = source
+        self._findings = findings
+        self._chosen: dict[tuple[str, ...], ChosenFields] = {}
+        self._unread: dict[str, None] = {}
+
+    def row(self, line: int, value: object) -> PromptRow | None:
+        """Prompt of a record; None if it cannot be read."""
+        if value is None or isinstance(value, str):
+            return PromptRow(value or "", "", {}, line, self._source.name)
+        try:
+            return self._of_fields(line, value)
+        except ValueError as error:
+            self._findings.add("records", "no prompt", self._source.name, line, str(error))
             return None
-        category = None
-    unread.update(dict.fromkeys(read.unread))
-    return PromptRow(read.text, "" if category is None else str(category), read.metadata, line, source.name)
 
+    def notes(self) -> list[str]:
+        """Which fields scorers get, and which were not read."""
+        kept = (name for chosen in self._chosen.values() for name in chosen.metadata)
+        said = {
+            "fields kept as metadata": dict.fromkeys(name for name in kept if name not in self._unread),
+            "fields that were not read": self._unread,
+        }
+        return [
+            f"{self._source.name}: {what}: {shortened(', '.join(names))}"
+            for what, names in said.items()
+            if names
+        ]
 
-@dataclass(frozen=True)
-class _Fields:
-    """Fields of a record."""
-
-    text: str
-    """Text of the prompt."""
-    category: object = None
-    """Category, of any type."""
-    category_name: str | None = None
-    """Name of its field."""
-    metadata: Mapping[str, object] = field(default_factory=dict)
-    """Data for scorers."""
-    unread: tuple[str, ...] = ()
-    """Names of fields that were not read."""
-
-
-def _fields_of(value: object, wanted: FieldNames, known: _Known) -> _Fields:
-    """Fields of a record.
-
-    Raises:
-        ValueError: The record has no prompt.
-    """
-    if isinstance(value, ValueError):
-        raise value
-    if value is None or isinstance(value, str):
-        return _Fields(value or "")
-    if not isinstance(value, Mapping):
-        raise ValueError(f"must be text or an object with a field for the prompt, got {beginning(value)}")
-    names = tuple(value)
-    if names not in known:
-        known[names] = wanted.among(names)
-    chosen = known[names]
-    text = value[chosen.prompt]
-    if not isinstance(text, str | None):
-        raise ValueError(f"{chosen.prompt!r} must be text, got {beginning(text)}")
-    metadata = {name: value[name] for name in chosen.metadata if value[name] is not UNREAD}
-    read = {chosen.prompt, chosen.category, *metadata}
-    unread = tuple(name for name in names if name.strip() and name not in read)
-    return _Fields(
-        text or "", value[chosen.category] if chosen.category else None, chosen.category, metadata, unread
-    )
+    def _of_fields(self, line: int, value: object) -> PromptRow | None:
+        if isinstance(value, ValueError):
+            raise value
+        if not isinstance(value, Mapping):
+            raise ValueError(f"must be text or an object with a field for the prompt, got {beginning(value)}")
+        names = tuple(value)
+        if names not in self._chosen:
+            self._chosen[names] = self._source.fields.among(names)
+        chosen = self._chosen[names]
+        text, category = value[chosen.prompt], value[chosen.category] if chosen.category else None
+        if not isinstance(text, str | None):
+            raise ValueError(f"{chosen.prompt!r} must be text, got {beginning(text)}")
+        if isinstance(category, bool) or not isinstance(category, str | int | None):
+            kind: Kind = "category" if self._source.fields.category is None else "records"
+            message = f"{chosen.category!r} must be text or a whole number, got {beginning(category)}"
+            if kind == "records":
+                message += "; name another by `category_field`, or set that to null"
+            self._findings.add(kind, "category of another kind", self._source.name, line, message)
+            if kind == "records":
+                return None
+            category = None
+        metadata = {name: value[name] for name in chosen.metadata if value[name] is not UNREAD}
+        read = {chosen.prompt, chosen.category, *metadata}
+        self._unread.update(dict.fromkeys(name for name in names if name.strip() and name not in read))
+        return PromptRow(
+            text or "", "" if category is None else str(category), metadata, line, self._source.name
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import csv
 import json
 import math
@@ -29,6 +30,15 @@ Quoting: TypeAlias = Literal[0, 3]
 UNREAD = object()
 """Value of a field that was not read."""
 
+_SIMPLE = (
+    pa.types.is_null, pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_string,
+    pa.types.is_large_string,
+)  # fmt: skip
+_NESTED = (
+    pa.types.is_dictionary, pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list,
+)  # fmt: skip
+"""Tests of Parquet's types for values that JSON has, and for lists of such values."""
+
 MAX_RECORDS = 2_000_000
 """Maximum number of records that are read from a file. A small Parquet file can hold billions of equal ones."""
 
@@ -38,22 +48,8 @@ _MAX_BYTES = 2**32
 _BATCH_ROWS = 1024
 """Rows of a Parquet file that are unpacked at a time, so that long values do not fill the memory."""
 
-_DELIMITERS = (",", ";", "\t")
-"""Delimiters of .csv files, in the order in which the header is tried."""
-
-_DELIMITER_NAMES = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
-
-
-def require_file(location: Location) -> None:
-    """Check that a local path is a regular file; reading a pipe would block.
-
-    Raises:
-        DataError: The path does not exist or is not a regular file.
-    """
-    if is_remote(location) or Path(location).is_file():
-        return
-    reason = "not a file" if Path(location).exists() else "no such file"
-    raise DataError(f"{location}: {reason}. Fix the path; for a data set on the hub, set `hub_file` as well.")
+_DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
+"""Delimiters of .csv files, in the order in which the header is tried, and their names."""
 
 
 def text_lines(location: Location) -> list[str]:
@@ -79,8 +75,9 @@ def csv_records(location: Location, fields: FieldNames, source: str) -> Iterator
     Raises:
         DataError: The file cannot be read, is no CSV, or lacks a required field.
     """
-    lines = text_lines(location)
-    yield from _rows(lines, _delimiter(lines, fields), csv.QUOTE_MINIMAL, fields, source)
+    lines = [f"{line}\n" for line in text_lines(location)]
+    fitting = (delimiter for delimiter in _DELIMITERS if _has_fields(lines[:1], delimiter, fields))
+    yield from _rows(lines, next(fitting, ","), csv.QUOTE_MINIMAL, fields, source)
 
 
 def tsv_records(location: Location, fields: FieldNames, source: str) -> Iterator[Record]:
@@ -92,30 +89,27 @@ def tsv_records(location: Location, fields: FieldNames, source: str) -> Iterator
     Raises:
         DataError: The file cannot be read, or lacks a required field.
     """
-    lines = text_lines(location)
+    lines = [f"{line}\n" for line in text_lines(location)]
     quoting: Quoting = csv.QUOTE_MINIMAL
     try:
-        for _ in csv.reader([f"{line}\n" for line in lines], delimiter="\t", strict=True):
-            pass
+        collections.deque(csv.reader(lines, delimiter="\t", strict=True), maxlen=0)
     except csv.Error:
         quoting = csv.QUOTE_NONE
     yield from _rows(lines, "\t", quoting, fields, source)
 
 
-def _delimiter(lines: Sequence[str], fields: FieldNames) -> str:
-    for delimiter in _DELIMITERS:
-        try:
-            fields.among(next(csv.reader(lines[:1], delimiter=delimiter), []))
-            return delimiter
-        except (ValueError, csv.Error):
-            continue
-    return _DELIMITERS[0]
+def _has_fields(header: Sequence[str], delimiter: str, fields: FieldNames) -> bool:
+    try:
+        fields.among(next(csv.reader(header, delimiter=delimiter), []))
+    except (ValueError, csv.Error):
+        return False
+    return True
 
 
 def _rows(
     lines: Sequence[str], delimiter: str, quoting: Quoting, fields: FieldNames, source: str
 ) -> Iterator[Record]:
-    rows = csv.reader([f"{line}\n" for line in lines], delimiter=delimiter, quoting=quoting, strict=True)
+    rows = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
     line = 1
     try:
         header = next(rows, [])
@@ -126,7 +120,7 @@ def _rows(
             if row and len(row) != len(header):
                 value = ValueError(
                     f"{len(row)} fields, but the header has {len(header)} (text with "
-                    f"{_DELIMITER_NAMES[delimiter]} needs quotes): {beginning(delimiter.join(row))}"
+                    f"{_DELIMITERS[delimiter]} needs quotes): {beginning(delimiter.join(row))}"
                 )
             yield line, value
             line = rows.line_num + 1
@@ -200,6 +194,7 @@ def parquet_records(
     Raises:
         DataError: The file cannot be read, is damaged or no Parquet, lacks a required field, or holds too much.
     """
+    _require_file(location)
     number, unpacked = 0, 0
     try:
         with input_file(location) as path, pq.ParquetFile(path) as file:
@@ -236,21 +231,11 @@ def parquet_records(
 
 def _is_json(kind: pa.DataType) -> bool:
     """Whether JSON has the values of a type."""
-    if pa.types.is_dictionary(kind):
-        return _is_json(kind.value_type)
     if pa.types.is_struct(kind):
         return all(_is_json(part.type) for part in kind)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if any(is_nested(kind) for is_nested in _NESTED):
         return _is_json(kind.value_type)
-    tests = (
-        pa.types.is_null,
-        pa.types.is_boolean,
-        pa.types.is_integer,
-        pa.types.is_floating,
-        pa.types.is_string,
-        pa.types.is_large_string,
-    )
-    return any(test(kind) for test in tests)
+    return any(is_simple(kind) for is_simple in _SIMPLE)
 
 
 def _json_value(value: Any) -> Any:
@@ -264,8 +249,16 @@ def _json_value(value: Any) -> Any:
     return value
 
 
+def _require_file(location: Location) -> None:
+    """DataError unless a local path is a regular file; reading a pipe would block."""
+    if is_remote(location) or Path(location).is_file():
+        return
+    reason = "not a file" if Path(location).exists() else "no such file"
+    raise DataError(f"{location}: {reason}. Fix the path; for a data set on the hub, set `hub_file` as well.")
+
+
 def _text(location: Location) -> str:
-    require_file(location)
+    _require_file(location)
     return read_text(location).removeprefix("\ufeff")
 
 
