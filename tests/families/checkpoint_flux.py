@@ -1,17 +1,14 @@
 """A small random FluxPipeline in the real layout. Its text encoders are the toy's."""
 
-from pathlib import Path
-
 import torch
-from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 
 from tests.families.case import Case
+from tests.families.small_parts import TINY, small_vae
 
 CASE = Case(
     (1.0, 2.5), lambda s, n: {"true_cfg_scale": s, "negative_prompt": n, "guidance_scale": 3.5}, tokens=8
 )
-
-TINY = Path(__file__).parents[2] / "assets" / "tiny-flux"
 
 
 def random_pipeline() -> FluxPipeline:
@@ -20,11 +17,7 @@ def random_pipeline() -> FluxPipeline:
         in_channels=16, num_layers=1, num_single_layers=2, attention_head_dim=16, num_attention_heads=2,
         joint_attention_dim=64, pooled_projection_dim=64, guidance_embeds=True, axes_dims_rope=(4, 6, 6),
     )  # fmt: skip
-    vae = AutoencoderKL(
-        down_block_types=["DownEncoderBlock2D"] * 3, up_block_types=["UpDecoderBlock2D"] * 3,
-        block_out_channels=[8, 8, 16], layers_per_block=1, latent_channels=4, norm_num_groups=4,
-        use_quant_conv=False, use_post_quant_conv=False, scaling_factor=0.3611, shift_factor=0.1159,
-    )  # fmt: skip
+    vae = small_vae(0.3611, 0.1159)
     toy = FluxPipeline.from_pretrained(TINY, transformer=None, vae=None, dtype=torch.float32)
     parts = {
         name: getattr(toy, name) for name in ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")

@@ -13,7 +13,7 @@ from diffusers import (
 from transformers import Mistral3Config, Mistral3ForConditionalGeneration
 
 from tests.families.case import Case, as_channels
-from tests.families.language_models import byte_tokenizer
+from tests.families.small_parts import byte_tokenizer
 
 CASE = Case((1.0,), lambda s, n: {"guidance_scale": 2.5}, tokens=300, given=as_channels, embedded=2.5)
 

@@ -10,7 +10,7 @@ from diffusers import (
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from tests.families.case import Case
-from tests.families.language_models import byte_tokenizer
+from tests.families.small_parts import byte_tokenizer
 
 CASE = Case(
     (1.0, 4.0), lambda s, n: {"true_cfg_scale": s, "negative_prompt": n if s > 1 else None}, tokens=256

@@ -1,10 +1,7 @@
 """A small random StableDiffusion3Pipeline in the real layout."""
 
-from pathlib import Path
-
 import torch
 from diffusers import (
-    AutoencoderKL,
     FlowMatchEulerDiscreteScheduler,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
@@ -18,6 +15,7 @@ from transformers import (
 )
 
 from tests.families.case import Case, as_pixels
+from tests.families.small_parts import TINY, small_vae
 
 CASE = Case(
     (1.0, 4.5),
@@ -26,8 +24,6 @@ CASE = Case(
     given=as_pixels,
     found=as_pixels,
 )
-
-TINY = Path(__file__).parents[2] / "assets" / "tiny-flux"
 
 
 def random_pipeline() -> StableDiffusion3Pipeline:
@@ -49,11 +45,7 @@ def random_pipeline() -> StableDiffusion3Pipeline:
         joint_attention_dim=64, caption_projection_dim=32, pooled_projection_dim=64, pos_embed_max_size=24,
         dual_attention_layers=(0,), qk_norm="rms_norm",
     )  # fmt: skip
-    vae = AutoencoderKL(
-        down_block_types=["DownEncoderBlock2D"] * 3, up_block_types=["UpDecoderBlock2D"] * 3,
-        block_out_channels=[8, 8, 16], layers_per_block=1, latent_channels=4, norm_num_groups=4,
-        use_quant_conv=False, use_post_quant_conv=False, scaling_factor=1.5305, shift_factor=0.0609,
-    )  # fmt: skip
+    vae = small_vae(1.5305, 0.0609)
     return StableDiffusion3Pipeline(
         transformer=transformer,
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),

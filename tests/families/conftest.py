@@ -5,37 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
-from transformers import CLIPTextModel, CLIPTokenizer, T5EncoderModel, T5TokenizerFast
 
 from chunk_grpo.families.base import Conditioning, LoadOptions, TuningOptions, VelocityModel
 from chunk_grpo.families.models.flux import FluxFamily
-
-TINY = Path(__file__).parents[2] / "assets" / "tiny-flux"
-
-
-def random_pipeline() -> FluxPipeline:
-    """A FluxPipeline with random weights of visible size (also in the modulations), another shape than tiny-flux."""
-    torch.manual_seed(0)
-    transformer = FluxTransformer2DModel(
-        in_channels=16, num_layers=1, num_single_layers=2, attention_head_dim=16, num_attention_heads=2,
-        joint_attention_dim=64, pooled_projection_dim=64, guidance_embeds=True, axes_dims_rope=(4, 6, 6),
-    )  # fmt: skip
-    vae = AutoencoderKL(
-        down_block_types=["DownEncoderBlock2D"] * 3, up_block_types=["UpDecoderBlock2D"] * 3,
-        block_out_channels=[8, 8, 16], layers_per_block=1, latent_channels=4, norm_num_groups=4,
-        use_quant_conv=False, use_post_quant_conv=False, scaling_factor=0.3611, shift_factor=0.1159,
-    )  # fmt: skip
-    return FluxPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=vae,
-        text_encoder=CLIPTextModel.from_pretrained(TINY / "text_encoder", dtype=torch.float32),
-        text_encoder_2=T5EncoderModel.from_pretrained(TINY / "text_encoder_2", dtype=torch.float32),
-        tokenizer=CLIPTokenizer.from_pretrained(TINY / "tokenizer"),
-        tokenizer_2=T5TokenizerFast.from_pretrained(TINY / "tokenizer_2"),
-        transformer=transformer,
-    )
+from tests.families.checkpoint_flux import random_pipeline
+from tests.families.small_parts import TINY
 
 
 @pytest.fixture(scope="session")
@@ -103,3 +79,26 @@ def disturb(family: FluxFamily) -> None:
     with torch.no_grad():
         for weight in family.trainable_parameters():
             weight.add_(0.1 * torch.randn(weight.shape, generator=stream))
+
+
+@pytest.fixture
+def adapted(tiny: Callable[[], FluxFamily], tmp_path: Path) -> FluxFamily:
+    """A policy saved in tmp_path/adapter, of rank 3, whose adapter does something; alpha doubles it."""
+    family = tiny()
+    family.prepare_training(options(rank=3), seed=0)
+    disturb(family)
+    family.save_transformer(family.policy_state(), tmp_path / "adapter")
+    return family
+
+
+def of_peft(family: FluxFamily, folder: Path, **settings: object) -> Tensor:
+    """Save an adapter by peft itself; return its velocities there."""
+    config = LoraConfig(**{"r": 3, "lora_alpha": 7, "target_modules": ["to_q", "proj_out"]} | settings)
+    torch.manual_seed(0)
+    model = get_peft_model(family.transformer, config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_" in name:
+                weight.add_(0.1 * torch.randn(weight.shape))
+    model.save_pretrained(folder)
+    return velocity(family.using(model.eval().get_base_model())).detach()

@@ -12,7 +12,6 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.models.flux import FluxFamily
@@ -24,23 +23,9 @@ from chunk_grpo.families.weights.adapter_settings import (
     check_settings,
     scale_of,
 )
-from tests.families.conftest import velocity
+from tests.families.conftest import of_peft, velocity
 
 Load = Callable[[], FluxFamily]
-
-
-def of_peft(tiny: Load, folder: Path, **settings: Any) -> Tensor:
-    """Save an adapter by peft; return its velocities there."""
-    family = tiny()
-    config = LoraConfig(**{"r": 3, "lora_alpha": 7, "target_modules": ["to_q", "proj_out"]} | settings)
-    torch.manual_seed(0)
-    model = get_peft_model(family.transformer, config)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "lora_" in name:
-                weight.add_(0.1 * torch.randn(weight.shape))
-    model.save_pretrained(folder)
-    return velocity(family.using(model.eval().get_base_model())).detach()
 
 
 READ: dict[str, dict[str, Any]] = {
@@ -68,14 +53,14 @@ READ: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("settings", READ)
 def test_an_adapter_of_peft_gives_the_same_velocities(settings, tiny, tmp_path):
-    expected = of_peft(tiny, tmp_path, **READ[settings])
+    expected = of_peft(tiny(), tmp_path, **READ[settings])
     for path in (tmp_path, tmp_path / PEFT_WEIGHTS):
         assert torch.allclose(velocity(tiny().with_transformer(path)), expected, atol=1e-5)
     assert not torch.allclose(velocity(tiny()), expected, atol=1e-3)
 
 
 def test_a_file_of_peft_with_another_name_has_the_settings_beside_it(tiny: Load, tmp_path: Path) -> None:
-    expected = of_peft(tiny, tmp_path)
+    expected = of_peft(tiny(), tmp_path)
     (tmp_path / PEFT_WEIGHTS).rename(tmp_path / "mine.safetensors")
     assert torch.allclose(
         velocity(tiny().with_transformer(tmp_path / "mine.safetensors")), expected, atol=1e-6
@@ -85,7 +70,7 @@ def test_a_file_of_peft_with_another_name_has_the_settings_beside_it(tiny: Load,
 @pytest.mark.parametrize("start", ["pissa", "pissa_niter_2", "olora"])
 def test_refuses_initialisation_that_changes_base_model(start, tiny, tmp_path):
     """peft changes the base model in the same way again; here it would be another one."""
-    of_peft(tiny, tmp_path, init_lora_weights=start)
+    of_peft(tiny(), tmp_path, init_lora_weights=start)
     with pytest.raises(DataError, match=rf"adapter_config\.json: init_lora_weights must be .* got '{start}'"):
         tiny().with_transformer(tmp_path)
 
@@ -173,47 +158,50 @@ def test_damaged_settings(message):
         check_settings({"use_rslora": "false"}, "here")
 
 
-class TestPairOfFiles:
-    @pytest.fixture
-    def folder(self, tiny: Load, tmp_path: Path) -> Path:
-        of_peft(tiny, tmp_path)
-        return tmp_path
+def settings(**values: Any) -> Callable[[Path], object]:
+    """Other values in the file of settings."""
 
-    def edit(self, folder: Path, **values: Any) -> None:
+    def edit(folder: Path) -> None:
         path = folder / "adapter_config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
-    def test_no_settings(self, folder, tiny):
-        (folder / "adapter_config.json").unlink()
-        with pytest.raises(DataError, match=r"adapter_config\.json: settings of the adapter cannot be read"):
-            tiny().with_transformer(folder)
+    return edit
 
-    @pytest.mark.parametrize("text", ["", "[]", "null", "\udcff", '{"r": 3}'])
-    def test_damaged(self, text, folder, tiny):
-        (folder / "adapter_config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-        with pytest.raises(
-            DataError, match=r"adapter_config\.json: (settings of the adapter|peft_type must)"
-        ):
-            tiny().with_transformer(folder)
 
-    def test_dora_without_its_vectors(self, folder, tiny):
-        self.edit(folder, use_dora=True)
-        with pytest.raises(DataError, match=r"use_dora must tell .* \(false\), got True"):
-            tiny().with_transformer(folder)
+def text(content: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "adapter_config.json").write_bytes(
+        content.encode("utf-8", "surrogateescape")
+    )
 
-    def test_vectors_of_dora_without_the_setting(self, tiny, tmp_path):
-        of_peft(tiny, tmp_path, use_dora=True)
-        self.edit(tmp_path, use_dora=False)
-        with pytest.raises(DataError, match=r"use_dora must tell .* \(true\), got False"):
-            tiny().with_transformer(tmp_path)
 
-    def test_another_rank(self, folder, tiny):
-        self.edit(folder, r=4)
-        with pytest.raises(DataError, match=r"r must be the rank of .*, 3, got 4"):
-            tiny().with_transformer(folder)
+def with_a_whole_layer(folder: Path) -> None:
+    weights = load_file(folder / PEFT_WEIGHTS)
+    save_file(weights | {"base_model.model.x_embedder.weight": torch.ones(1)}, folder / PEFT_WEIGHTS)
 
-    def test_a_whole_layer_in_the_file(self, folder, tiny):
-        weights = load_file(folder / PEFT_WEIGHTS)
-        save_file(weights | {"base_model.model.x_embedder.weight": torch.ones(1)}, folder / PEFT_WEIGHTS)
-        with pytest.raises(DataError, match=r"x_embedder\.weight of no known kind"):
-            tiny().with_transformer(folder)
+
+UNREAD = r"adapter_config\.json: settings of the adapter cannot be read"
+PAIRS: dict[str, tuple[bool, Callable[[Path], object], str]] = {
+    "no settings": (False, lambda folder: (folder / "adapter_config.json").unlink(), UNREAD),
+    "empty": (False, text(""), UNREAD),
+    "a list": (False, text("[]"), UNREAD),
+    "null": (False, text("null"), UNREAD),
+    "no UTF-8": (False, text("\udcff"), UNREAD),
+    "no kind": (False, text('{"r": 3}'), r"adapter_config\.json: peft_type must"),
+    "DoRA without its vectors": (
+        False,
+        settings(use_dora=True),
+        r"use_dora must tell .* \(false\), got True",
+    ),
+    "vectors of DoRA alone": (True, settings(use_dora=False), r"use_dora must tell .* \(true\), got False"),
+    "another rank": (False, settings(r=4), r"r must be the rank of .*, 3, got 4"),
+    "a whole layer": (False, with_a_whole_layer, r"x_embedder\.weight of no known kind"),
+}
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_a_damaged_pair_of_files(kind, tiny, tmp_path):
+    is_dora, damage, message = PAIRS[kind]
+    of_peft(tiny(), tmp_path, use_dora=is_dora)
+    damage(tmp_path)
+    with pytest.raises(DataError, match=message):
+        tiny().with_transformer(tmp_path)

@@ -14,7 +14,7 @@ from chunk_grpo.families.tokens import token_limits
 from tests.families.parity import PROMPTS, differences, load, module_of, save_checkpoints, text_of
 
 NAMES = family_names()
-TOY = Path(__file__).parents[2] / "assets" / "tiny-sd3"
+TOYS = Path(__file__).parents[2] / "assets"
 GUIDED = [(name, scale) for name in NAMES for scale in module_of(name).CASE.scales]
 
 
@@ -31,9 +31,11 @@ def test_latents_and_pictures_equal_those_of_diffusers_pipeline(name, scale, bat
         assert max(differences(name, checkpoints[name][kind], size, batch, scale)) < 1e-5
 
 
+@pytest.mark.parametrize("size", [(32, 32), (24, 64), (40, 16)])
 @pytest.mark.parametrize("scale", [1.0, 3.0])
-def test_the_toy_sd3_equals_diffusers_pipeline(scale):
-    assert max(differences("sd3", TOY, (32, 32), 4, scale)) < 1e-5
+@pytest.mark.parametrize("name", ["flux", "sd3"])
+def test_the_toys_equal_diffusers_pipeline(name, scale, size):
+    assert max(differences(name, TOYS / f"tiny-{name}", size, 4, scale)) < 1e-5
 
 
 @pytest.mark.parametrize("name", [name for name, scale in GUIDED if scale > 1])

@@ -1,7 +1,4 @@
-"""Our adapter and sampler against diffusers' own FluxPipeline call on the same checkpoint."""
-
-from dataclasses import replace
-from pathlib import Path
+"""The toy FLUX: each step and the grid against diffusers' own call of its pipeline, and what a family refuses."""
 
 import pytest
 import torch
@@ -9,58 +6,11 @@ from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
 from torch import Tensor
 
 from chunk_grpo.core.flow import ode_step, time_grid
-from chunk_grpo.core.rollout import rollout_ode
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.families.base import Conditioning, LoadOptions, velocity_function
+from chunk_grpo.families.base import LoadOptions, velocity_function
 from chunk_grpo.families.models.flux import FluxFamily
-
-TINY = Path(__file__).parents[2] / "assets" / "tiny-flux"
-PROMPTS = ["a red circle", "two squares", "a cross above a circle", "a blue square and a red cross"]
-NOISE_SEED = 8
-"""Of noise that leads to one picture clearly. With seed 7 a trajectory of 40x16 runs between two pictures: moving its
-noise by one rounding of float32 (6e-8) moves its latents by 1e-4. The step-by-step test below has that one too."""
-
-
-def largest_difference(
-    checkpoint: Path, batch: int, height: int, width: int, num_steps: int
-) -> tuple[float, float]:
-    """Largest absolute difference of the final latents, and of the decoded pictures in [0, 1]."""
-    prompts = PROMPTS[:batch]
-    family = FluxFamily.load(LoadOptions(str(checkpoint), height=height, width=width, max_sequence_length=8))
-    noise = torch.randn(batch, *family.latent_shape, generator=torch.Generator().manual_seed(NOISE_SEED))
-    with torch.no_grad():
-        velocity = velocity_function(family, family.encode(prompts))
-        ours = rollout_ode(lambda step: velocity, noise, time_grid(num_steps, 3.0))[:, -1]
-    pipeline = FluxPipeline.from_pretrained(checkpoint, dtype=torch.float32)
-    pipeline.set_progress_bar_config(disable=True)
-    settings = {
-        "height": height,
-        "width": width,
-        "num_inference_steps": num_steps,
-        "max_sequence_length": 8,
-        "guidance_scale": 3.5,
-    }
-    theirs = pipeline(prompts, latents=noise, output_type="latent", **settings).images
-    pictures = pipeline(prompts, latents=noise, output_type="pt", **settings).images
-    return float((ours - theirs).abs().max()), float((family.decode(ours) - pictures).abs().max())
-
-
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize(
-    ("name", "height", "width", "num_steps"),
-    [
-        *(("tiny", *size, steps) for size in ((32, 32), (24, 64), (40, 16)) for steps in (17, 50)),
-        ("sharded", 40, 56, 8),
-        ("bf16", 40, 56, 8),
-    ],
-)
-def test_latents_and_pictures_equal_those_of_diffusers_pipeline(
-    name, height, width, num_steps, batch, sharded_checkpoint, bf16_checkpoint
-):
-    checkpoint = {"tiny": TINY, "sharded": sharded_checkpoint, "bf16": bf16_checkpoint}[name]
-    latents, pictures = largest_difference(checkpoint, batch, height, width, num_steps)
-    assert latents < 1e-4
-    assert pictures < 1e-4
+from tests.families.parity import PROMPTS
+from tests.families.small_parts import TINY
 
 
 @pytest.mark.parametrize("seed", [7, 8])
@@ -128,43 +78,12 @@ def test_scheduler_with_own_levels_applies_shift_twice(tmp_path):
     assert times[-2] == pytest.approx(0.0089, abs=1e-4)
 
 
-@pytest.mark.parametrize("passes", [1, 2])
-def test_guided_latents_equal_those_of_diffusers_pipeline(passes):
-    """Classifier-free guidance away from another prompt, by one doubled pass and by two."""
-    options = LoadOptions(
-        str(TINY), height=32, width=32, max_sequence_length=8, cfg_scale=2.5, cfg_passes=passes
-    )
-    family, away = FluxFamily.load(options), "a green cross"
-    noise = torch.randn(4, *family.latent_shape, generator=torch.Generator().manual_seed(NOISE_SEED))
-    text = Conditioning(family.encode(PROMPTS).tensors, family.encode([away]).tensors)
-    with torch.no_grad():
-        velocity = velocity_function(family, text)
-        ours = rollout_ode(lambda step: velocity, noise, time_grid(17, 3.0))[:, -1]
-    pipeline = FluxPipeline.from_pretrained(TINY, dtype=torch.float32)
-    pipeline.set_progress_bar_config(disable=True)
-    theirs = pipeline(
-        PROMPTS, negative_prompt=[away] * 4, true_cfg_scale=2.5, latents=noise, output_type="latent", height=32,
-        width=32, num_inference_steps=17, max_sequence_length=8, guidance_scale=3.5,
-    ).images  # fmt: skip
-    assert (ours - theirs).abs().max() < 1e-4
-    without = FluxFamily.load(replace(options, cfg_scale=1.0)).velocity(noise, torch.full((4,), 0.9), text)
-    assert (without - velocity(noise, torch.full((4,), 0.9))).abs().max() > 0.1
-
-
 def test_guidance_without_a_negative_prompt_is_an_error():
     family = FluxFamily.load(
         LoadOptions(str(TINY), height=32, width=32, max_sequence_length=8, cfg_scale=2.0)
     )
     with pytest.raises(ValueError, match="needs a negative prompt's tensors"):
         family.velocity(torch.zeros(1, *family.latent_shape), torch.ones(1), family.encode(["a circle"]))
-
-
-def test_the_example_of_its_text_is_like_its_text() -> None:
-    family = FluxFamily.load(LoadOptions(str(TINY), height=32, width=32, max_sequence_length=8))
-    text, example = family.encode(PROMPTS[:1]).tensors, family.text_example(8)
-    assert {name: (tensor.shape, tensor.dtype) for name, tensor in text.items()} == {
-        name: (tensor.shape, tensor.dtype) for name, tensor in example.items()
-    }
 
 
 def test_parts_that_are_not_named_stay_out_of_memory():
@@ -180,13 +99,3 @@ def test_size_must_fit_the_token_grid():
     with pytest.raises(ConfigError, match="multiples of 8"):
         FluxFamily.load(options, parts=("transformer",))
     FluxFamily.load(options, parts=("text",))
-
-
-def test_transformer_survives_saving(tmp_path):
-    family = FluxFamily.load(LoadOptions(str(TINY), height=32, width=32))
-    x, t = torch.randn(2, *family.latent_shape), torch.tensor([0.9, 0.3])
-    conditioning = family.encode(PROMPTS[:2])
-    with torch.no_grad():
-        before = family.velocity(x, t, conditioning)
-        family.save_transformer(family.policy_state(), tmp_path)
-        assert torch.equal(family.with_transformer(tmp_path).velocity(x, t, conditioning), before)

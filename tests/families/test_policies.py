@@ -1,12 +1,13 @@
-"""Saved policies in the layouts that people publish, and the weights with which training starts from them."""
+"""Saved policies: the start of a training from them, where their files are, and what is written for other programs."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from diffusers import FluxTransformer2DModel
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from chunk_grpo.config.policies import PolicyFiles
 from chunk_grpo.digests import Digests
@@ -14,70 +15,13 @@ from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.weights.policy import comfyui_lora, local_policy, merged, policy_in
 from chunk_grpo.families.weights.records import policy_record
-from tests.families.conftest import disturb, options, velocity
+from tests.families.conftest import disturb, of_peft, options, velocity
 
 RANK, ALPHA = 3, 6.0
 COMMIT = "0123456789" * 4
-DIFFUSERS, PEFT = "pytorch_lora_weights.safetensors", "adapter_model.safetensors"
+DIFFUSERS = "pytorch_lora_weights.safetensors"
 
 Load = Callable[[], FluxFamily]
-
-
-@pytest.fixture
-def adapted(tiny: Load, tmp_path: Path) -> FluxFamily:
-    """A policy whose adapter does something, saved in tmp_path/adapter."""
-    family = tiny()
-    family.prepare_training(options(rank=RANK), seed=0)
-    disturb(family)
-    family.save_transformer(family.policy_state(), tmp_path / "adapter")
-    return family
-
-
-def of_peft(tiny: Load, folder: Path, **settings: object) -> torch.Tensor:
-    """Save an adapter by peft itself; return its velocities."""
-    family = tiny()
-    config = LoraConfig(r=RANK, lora_alpha=7, target_modules=["to_q", "proj_out"], **settings)
-    model = get_peft_model(family.transformer, config)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "lora_" in name:
-                weight.normal_(std=0.1, generator=torch.Generator().manual_seed(len(name)))
-    model.save_pretrained(folder)
-    return velocity(family.using(model.get_base_model())).detach()
-
-
-def of_comfyui(adapted: FluxFamily, folder: Path) -> Path:
-    comfyui_lora(folder, folder.parent / "comfyui" / "policy.safetensors")
-    return folder.parent / "comfyui"
-
-
-def without_settings(adapted: FluxFamily, folder: Path) -> Path:
-    """An adapter as older programs write it: alpha is the rank, so B carries the factor."""
-    factor = ALPHA / RANK
-    weights = {
-        name: weight * (factor if "lora_B" in name else 1.0)
-        for name, weight in load_file(folder / DIFFUSERS).items()
-    }
-    other = folder.parent / "older"
-    other.mkdir()
-    save_file(weights, other / DIFFUSERS)
-    return other
-
-
-@pytest.mark.parametrize("layout", [of_comfyui, without_settings])
-def test_an_adapter_of_another_program_gives_the_same_velocities(
-    layout: Callable[[FluxFamily, Path], Path], adapted: FluxFamily, tiny: Load, tmp_path: Path
-) -> None:
-    loaded = tiny().with_transformer(layout(adapted, tmp_path / "adapter"))
-    assert torch.allclose(velocity(loaded), velocity(adapted), atol=1e-5)
-    assert not torch.allclose(velocity(loaded), velocity(tiny()), atol=1e-2)
-
-
-def test_no_adapter_at_all(tiny: Load, tmp_path: Path) -> None:
-    path = tmp_path / "other.safetensors"
-    save_file({"weight": torch.ones(2)}, path)
-    with pytest.raises(DataError, match=r"other\.safetensors: "):
-        tiny().with_transformer(path)
 
 
 class TestStart:
@@ -98,7 +42,7 @@ class TestStart:
         assert torch.equal(velocity(family.reference(), like=family), velocity(tiny()))
 
     def test_an_adapter_with_another_alpha(self, tiny: Load, tmp_path: Path) -> None:
-        expected = of_peft(tiny, tmp_path)
+        expected = of_peft(tiny(), tmp_path)
         family = self.started(tiny, tmp_path, rank=RANK, targets=("to_q", "proj_out"))
         assert torch.allclose(velocity(family), expected, atol=1e-5)
 
@@ -169,3 +113,64 @@ class TestPlaces:
             policy_record(PolicyFiles(path="/nowhere/a"), "policies.it", Digests(tmp_path / "known"))
         with pytest.raises(ConfigError, match=r"policies\.it\.revision: must be a commit of the hub"):
             policy_record(PolicyFiles(path="somebody/lora"), "policies.it", Digests(tmp_path / "known"))
+
+
+def by_rules_of_comfyui(base: dict[str, Tensor], file: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights W + alpha / rank B A; without a tensor alpha the factor is 1. Every tensor of the file must be used.
+
+    comfy/weight_adapter/lora.py (0323d87) and comfy/lora.py: the names are `transformer.` and those of diffusers.
+    """
+    found, used = dict(base), set()
+    for name in base:
+        layer = f"transformer.{name.removesuffix('.weight')}"
+        up, down, alpha = (f"{layer}.{part}" for part in ("lora_B.weight", "lora_A.weight", "alpha"))
+        if name.endswith(".weight") and up in file:
+            factor = file[alpha].item() / file[down].shape[0] if alpha in file else 1.0
+            found[name] = base[name] + factor * (file[up] @ file[down])
+            used |= {up, down, alpha}
+    assert used == set(file)
+    return found
+
+
+@torch.no_grad()
+def test_comfyui_draws_with_what_was_trained(adapted: FluxFamily, tiny: Load, tmp_path: Path) -> None:
+    comfyui_lora(tmp_path / "adapter", tmp_path / "policy.safetensors")
+    base = tiny()
+    before = velocity(base)
+    weights = by_rules_of_comfyui(base.transformer.state_dict(), load_file(tmp_path / "policy.safetensors"))
+    base.transformer.load_state_dict(weights)
+    found, expected = velocity(base), velocity(adapted)
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert float((expected - before).norm() / before.norm()) > 0.1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("load", ["tiny", "bf16"])
+def test_a_merged_transformer_is_one_of_diffusers(
+    load: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    loaded: Load = request.getfixturevalue(load)
+    adapted, base = loaded(), loaded()
+    adapted.prepare_training(options(rank=RANK), seed=0)
+    disturb(adapted)
+    adapted.save_transformer(adapted.policy_state(), tmp_path / "adapter")
+    before, names = velocity(base), set(base.transformer.state_dict())
+    merged(base, tmp_path / "adapter", tmp_path / "merged")
+    network = FluxTransformer2DModel.from_pretrained(
+        tmp_path / "merged", torch_dtype=base.transformer.dtype, low_cpu_mem_usage=False
+    )
+    assert set(network.state_dict()) == names
+    change, expected = velocity(base.using(network)) - before, velocity(adapted) - before
+    tolerance = 1e-5 if load == "tiny" else 0.05  # bfloat16 has no room for a part of the change
+    assert float((change - expected).norm() / expected.norm()) < tolerance
+
+
+def test_a_policy_without_an_adapter_is_refused(tiny: Load, tmp_path: Path) -> None:
+    family = tiny()
+    family.save_transformer(family.policy_state(), tmp_path / "all")
+    with pytest.raises(
+        DataError, match=r"must hold pytorch_lora_weights.safetensors of an adapter, got none"
+    ):
+        comfyui_lora(tmp_path / "all", tmp_path / "policy.safetensors")
+    with pytest.raises(DataError, match="All weights were trained"):
+        merged(family, tmp_path / "all", tmp_path / "merged")
