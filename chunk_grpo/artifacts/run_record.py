@@ -16,8 +16,6 @@ from chunk_grpo.errors import DataError
 RECORD = "run.json"
 RECORD_SCHEMA = "chunk_grpo.published_run/1"
 
-_BLOCK = 2**20
-
 
 @dataclass(frozen=True)
 class RunFacts:
@@ -43,10 +41,8 @@ class PublishedFile:
     @classmethod
     def of(cls, path: Path) -> PublishedFile:
         """Size and hash of a local file; OSError if it cannot be read."""
-        digest = hashlib.sha256()
         with path.open("rb") as stream:
-            while block := stream.read(_BLOCK):
-                digest.update(block)
+            digest = hashlib.file_digest(stream, "sha256")
             return cls(stream.tell(), digest.hexdigest())
 
 

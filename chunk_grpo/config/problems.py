@@ -59,6 +59,17 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
+def known_name(
+    path: tuple[str | int, ...], name: str, section: str, known: Iterable[str]
+) -> Iterator[Problem]:
+    """Yield a problem unless `name` is one of the `known` names in a section."""
+    there = list(known)
+    if name not in there:
+        guess = nearest(name, there)
+        hint = f"did you mean {guess!r}? " if guess else ""
+        yield Problem(path, f"must be a name in {section}, got {name!r}; {hint}there are: {', '.join(there)}")
+
+
 def show(value: object) -> str:
     """Format a value for a message: null, true and false as in YAML, at most 80 characters, no password of a URL."""
     text = json.dumps(value) if value is None or isinstance(value, bool) else masked(repr(_lists(value)))

@@ -20,7 +20,7 @@ from chunk_grpo.config.models import (
     SamplingParams,
 )
 from chunk_grpo.config.policies import AnyPolicy
-from chunk_grpo.config.problems import Problem, nearest
+from chunk_grpo.config.problems import Problem, known_name
 from chunk_grpo.config.prompts import FilePrompts, PromptFile, PromptsParams, WisePrompts
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer
 from chunk_grpo.config.training import TrainParams
@@ -145,12 +145,12 @@ def scorers_exist(
 ) -> Iterator[Problem]:
     """All scorer names in other sections are keys of `scorers`."""
     for name in rewards:
-        yield from _known(("rewards", name), name, scorers)
+        yield from known_name(("rewards", name), name, "scorers", scorers)
     for name in executors:
-        yield from _known(("executors", name), name, scorers)
+        yield from known_name(("executors", name), name, "scorers", scorers)
     path = ("train", "heldout", "scorers")
     for position, name in enumerate(train.heldout.scorers):
-        yield from _known((*path, position), name, scorers)
+        yield from known_name((*path, position), name, "scorers", scorers)
     yield from _unique(path, train.heldout.scorers)
 
 
@@ -367,10 +367,3 @@ def _unique(path: tuple[str | int, ...], values: tuple[object, ...]) -> Iterator
     for value, count in Counter(values).items():
         if count > 1:
             yield Problem(path, f"each value once, got {value!r} {count} times")
-
-
-def _known(path: tuple[str | int, ...], name: str, scorers: Scorers) -> Iterator[Problem]:
-    if name not in scorers:
-        guess = nearest(name, scorers)
-        hint = f"did you mean {guess!r}? " if guess else ""
-        yield Problem(path, f"must be a name in scorers, got {name!r}; {hint}there are: {', '.join(scorers)}")

@@ -15,7 +15,7 @@ from chunk_grpo.config.models import (
     SamplingParams,
     StepPlan,
 )
-from chunk_grpo.config.problems import Problem, nearest, show
+from chunk_grpo.config.problems import Problem, known_name, show
 from chunk_grpo.config.resolved import resolve
 from chunk_grpo.config.training import TrainParams
 from chunk_grpo.config.variants import VariantParams
@@ -36,14 +36,7 @@ def variant_names_are_free(variants: Variants) -> Iterator[Problem]:
 def variant_plans_exist(variants: Variants, chunks: ChunksParams) -> Iterator[Problem]:
     """The plan of each variant is in chunks.plans."""
     for name, variant in variants.items():
-        if variant.plan not in chunks.plans:
-            guess = nearest(variant.plan, chunks.plans)
-            hint = f"did you mean {guess!r}? " if guess else ""
-            plans = ", ".join(chunks.plans)
-            yield Problem(
-                ("variants", name, "plan"),
-                f"must be a name in chunks.plans, got {variant.plan!r}; {hint}there are: {plans}",
-            )
+        yield from known_name(("variants", name, "plan"), variant.plan, "chunks.plans", chunks.plans)
 
 
 def step_weights_fit_the_objective(variants: Variants, chunks: ChunksParams) -> Iterator[Problem]:
@@ -266,11 +259,7 @@ def variant_rewards_are_trained_on(variants: Variants, rewards: Mapping[str, flo
             if not mix:
                 yield Problem(path, "must name at least one reward, got none")
             for reward in mix:
-                if reward not in rewards:
-                    yield Problem(
-                        (*path, reward),
-                        f"must be a name in rewards, got {reward!r}; there are: {', '.join(rewards)}",
-                    )
+                yield from known_name((*path, reward), reward, "rewards", rewards)
 
 
 def forward_processes_need_no_transitions(variants: Variants) -> Iterator[Problem]:

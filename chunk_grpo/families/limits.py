@@ -14,12 +14,7 @@ _SIDES = "model.height and model.width, generate.height and generate.width"
 
 
 def check_limits(family: DiffusersFamily, pipeline: Any, options: LoadOptions) -> None:
-    """Check the parts of a pipeline that are loaded.
-
-    Args:
-        family: Family of the pipeline.
-        pipeline: Pipeline of diffusers, with None for the parts that are not loaded.
-        options: Checkpoint and settings.
+    """Check a pipeline of diffusers, which has None for the parts that are not loaded.
 
     Raises:
         ConfigError: The image size is not a multiple of the token size, or images or texts are too long for the tables

@@ -71,9 +71,8 @@ def test_a_shard_that_is_missing(sharded_checkpoint, tmp_path):
 
 
 def test_a_folder_that_is_not_there(tmp_path):
-    assert refused(tmp_path / "none").startswith(
-        f"model.checkpoint: the folder {tmp_path}/none does not exist."
-    )
+    for folder in (str(tmp_path / "none"), "./owner/name"):
+        assert refused(folder).startswith(f"model.checkpoint: the folder {folder} does not exist.")
 
 
 def test_a_folder_that_is_no_checkpoint(tmp_path):

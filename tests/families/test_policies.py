@@ -172,5 +172,8 @@ def test_a_policy_without_an_adapter_is_refused(tiny: Load, tmp_path: Path) -> N
         DataError, match=r"must hold pytorch_lora_weights.safetensors of an adapter, got none"
     ):
         comfyui_lora(tmp_path / "all", tmp_path / "policy.safetensors")
+    save_file({"x.lora_A.weight": torch.ones(2, 2)}, tmp_path / DIFFUSERS)
+    with pytest.raises(DataError, match=f"{DIFFUSERS}: must hold the settings of an adapter, got none"):
+        comfyui_lora(tmp_path, tmp_path / "policy.safetensors")
     with pytest.raises(DataError, match="All weights were trained"):
         merged(family, tmp_path / "all", tmp_path / "merged")

@@ -57,15 +57,16 @@ def load_pipeline(
         DataError: The checkpoint is missing, incomplete or of another family, or its weights are wrong.
         ConfigError: A folder has a revision.
     """
-    folder, names = Path(options.checkpoint), list(components)
-    if options.revision is not None and folder.is_dir():
+    checkpoint, names = options.checkpoint, list(components)
+    if options.revision is not None and Path(checkpoint).is_dir():
         raise ConfigError(
-            f"model.revision: must be null, since model.checkpoint {options.checkpoint} is a folder and only a hub "
+            f"model.revision: must be null, since model.checkpoint {checkpoint} is a folder and only a hub "
             f"id has revisions, got {options.revision!r}"
         )
-    if may_be_hub_id(options.checkpoint):
-        folder = _downloaded(pipeline_class, options, left_out)
-    check_files(str(folder), pipeline_class, names)
+    if may_be_hub_id(checkpoint):
+        checkpoint = _downloaded(pipeline_class, options, left_out)
+    check_files(checkpoint, pipeline_class, names)
+    folder = Path(checkpoint)
     networks = {
         name: _load_network(
             _network_class(pipeline_class, folder, name), folder / name, options.dtype, options.device, AGAIN
@@ -169,10 +170,10 @@ def _load_network(
     )
 
 
-def _downloaded(pipeline_class: Any, options: LoadOptions, left_out: Mapping[str, None]) -> Path:
+def _downloaded(pipeline_class: Any, options: LoadOptions, left_out: Mapping[str, None]) -> str:
     """Local folder with the needed files of a hub id."""
     try:
-        return Path(
+        return str(
             pipeline_class.download(
                 options.checkpoint, revision=options.revision, use_safetensors=True, **left_out
             )
