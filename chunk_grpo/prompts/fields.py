@@ -40,28 +40,26 @@ class FieldNames:
         """
         prompts = _matching(names, self.prompt, ("prompt", "prompts"))
         categories = _matching(names, self.category, ("category",))
-        there = listed(name for name in names if name.strip())
         if len(prompts) != 1:
-            raise ValueError(
-                f"needs one field {self.prompt or 'prompt'!r} with the prompt, got {len(prompts) or 'none'} among the "
-                f"fields {there}; name it by `prompt_field`"
-            )
+            field = f"{self.prompt or 'prompt'!r} with the prompt"
+            raise _not_one(field, len(prompts), names, "name it by `prompt_field`")
         if len(categories) > 1 or (self.category is not None and not categories):
-            raise ValueError(
-                f"needs one field {self.category or 'category'!r}, got {len(categories) or 'none'} among the fields "
-                f"{there}; name it by `category_field`"
-            )
+            field = repr(self.category or "category")
+            raise _not_one(field, len(categories), names, "name it by `category_field`")
         category = categories[0] if categories else None
         others = [name for name in names if name.strip() and name not in (prompts[0], category)]
         wanted = others if self.metadata is None else list(self.metadata)
         counts = Counter(names)
         for name in wanted:
             if counts[name] != 1:
-                raise ValueError(
-                    f"needs one field {name!r}, got {counts[name] or 'none'} among the fields {there}; name the "
-                    "fields that scorers get by `metadata_fields` ([]: none)"
-                )
+                remedy = "name the fields that scorers get by `metadata_fields` ([]: none)"
+                raise _not_one(repr(name), counts[name], names, remedy)
         return ChosenFields(prompts[0], category, tuple(wanted))
+
+
+def _not_one(field: str, count: int, names: Sequence[str], remedy: str) -> ValueError:
+    there = listed(name for name in names if name.strip())
+    return ValueError(f"needs one field {field}, got {count or 'none'} among the fields {there}; {remedy}")
 
 
 def _matching(names: Sequence[str], wanted: str | None, usual: Sequence[str]) -> list[str]:
