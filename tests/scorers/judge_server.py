@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -103,6 +104,13 @@ def by_image(request: Request) -> Reply:
         c, r, a = (value % 3 for value in digest[:3])
         return Reply(f"Consistency: {c}\nRealism: {r}\nAesthetic Quality: {a}")
     return Reply(f"Score: {digest[0] % 2}")
+
+
+def asking(url: str, answers: Path) -> dict[str, Any]:
+    """Settings that all scorers with a judge share: it is at `url`, and its answers are kept in a folder."""
+    asked = {"judge": "tiny-judge", "request": {}, "base_url": url, "api_key_variable": None}
+    limits = {"batch_size": 2, "concurrency": 4, "attempts": 3, "timeout_seconds": 20.0}
+    return {**asked, **limits, "answers": str(answers)}
 
 
 class JudgeServer:

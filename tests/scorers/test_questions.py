@@ -12,7 +12,7 @@ from chunk_grpo.config.questions import ListedQuestion, parse_questions
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.judging.questions import Questions, image_value, yes_or_no
-from tests.scorers.judge_server import JudgeServer, Reply
+from tests.scorers.judge_server import JudgeServer, Reply, asking
 
 TREE = [
     {"id": 1, "question": "Is there a cup?", "parents": []},
@@ -23,22 +23,13 @@ TREE = [
 
 
 def questions(url: str, folder: Path, **changes: Any) -> Questions:
-    options: dict[str, Any] = {
+    options = asking(url, folder) | {
         "kind": "questions",
         "splits": ("dpg",),
-        "batch_size": 2,
-        "judge": "tiny-judge",
         "system": None,
-        "template": "{question} Answer yes or no.",
         "image": "before",
-        "request": {},
-        "base_url": url,
-        "api_key_variable": None,
-        "concurrency": 4,
-        "attempts": 3,
-        "timeout_seconds": 20.0,
-        "answers": str(folder),
     }
+    options |= {"template": "{question} Answer yes or no."}
     return Questions("dpg", QuestionsScorer.model_validate({**options, **changes}))
 
 

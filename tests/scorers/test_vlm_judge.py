@@ -17,7 +17,7 @@ from chunk_grpo.errors import DataError, TransientError
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.judging.reading import NumberByPattern, YesProbability
 from chunk_grpo.scorers.judging.vlm_judge import VlmJudge
-from tests.scorers.judge_server import JudgeServer, Reply, completion, first_token
+from tests.scorers.judge_server import JudgeServer, Reply, asking, completion, first_token
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,24 +32,13 @@ YES = {"kind": "yes-probability"}
 
 
 def vlm_judge(url: str, folder: Path, key: str = "stars", **changes: Any) -> VlmJudge:
-    options: dict[str, Any] = {
+    options = asking(url, folder) | {
         "kind": "vlm-judge",
         "splits": ("eval",),
-        "batch_size": 2,
-        "judge": "tiny-judge",
         "system": None,
-        "template": 'How many stars has "{prompt}"?',
-        "template_file": None,
         "image": "before",
-        "reading": STARS,
-        "request": {},
-        "base_url": url,
-        "api_key_variable": None,
-        "concurrency": 4,
-        "attempts": 3,
-        "timeout_seconds": 20.0,
-        "answers": str(folder),
     }
+    options |= {"template": 'How many stars has "{prompt}"?', "template_file": None, "reading": STARS}
     return VlmJudge(key, VlmJudgeScorer.model_validate({**options, **changes}))
 
 

@@ -8,26 +8,17 @@ import numpy as np
 from chunk_grpo.config.judges import WiseScorer
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.wise.scorer import Wise
-from tests.scorers.judge_server import Request
+from tests.scorers.judge_server import Request, asking
 
 GOOD = "Consistency: 2\nRealism: 1\nAesthetic Quality: 0"
 
 
 def wise(url: str, folder: Path, **changes: Any) -> Wise:
-    options: dict[str, Any] = {
+    options = asking(url, folder) | {
         "kind": "wise",
         "splits": ("eval",),
-        "batch_size": 2,
         "protocol": "legacy",
-        "judge": "tiny-judge",
         "instructions": None,
-        "request": {},
-        "base_url": url,
-        "api_key_variable": None,
-        "concurrency": 4,
-        "attempts": 3,
-        "timeout_seconds": 20.0,
-        "answers": str(folder),
     }
     return Wise("wise", WiseScorer.model_validate({**options, **changes}))
 
