@@ -12,9 +12,7 @@ hundreds of passes.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,13 +20,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+from diffusers import FluxTransformer2DModel
 from rich.console import Console
 
-from benchmarks.tables import machine, print_machine, print_table
+from benchmarks.random_flux import family_of_parts, random_module
+from benchmarks.tables import machine, parser_of, print_machine, print_table
 from benchmarks.throughput import flop_count, timed
 from benchmarks.workloads import random_inputs
-from chunk_grpo.families.base import LoadOptions, TuningOptions
+from chunk_grpo.artifacts import write_json
+from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.progress import Meter
 
@@ -101,7 +101,15 @@ class Cell:
 
 def main(options: Sequence[str] | None = None) -> int:
     """Measure, print, write; return the exit status."""
-    arguments = _parser().parse_args(options)
+    parser = parser_of(__doc__)
+    parser.add_argument(
+        "--small", action="store_true", help="run a small network, on the CPU if there is no GPU"
+    )
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 2, 4, 8, 12])
+    parser.add_argument("--min-run-time", type=float, default=5.0, help="least seconds of each measurement")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--json", type=Path, help="JSON file to write")
+    arguments = parser.parse_args(options)
     console = Console()
     if not torch.cuda.is_available():
         console.print("There is no CUDA device here.", highlight=False)
@@ -120,7 +128,7 @@ def main(options: Sequence[str] | None = None) -> int:
     if arguments.json is not None:
         about = machine() | {"device": name, "dtype": arguments.dtype}
         found = {"machine": about, "size": asdict(size), "cells": [asdict(cell) for cell in cells]}
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_json(found, str(arguments.json))
     title = f"{name}, {arguments.dtype}, {size.side} x {size.side} pixels, {size.text_tokens} text tokens"
     print_table(title, COLUMNS, [cell.line() for cell in cells])
     print_machine()
@@ -150,26 +158,17 @@ def measure(
                 call = one_pass(family, size, work, batch_size, device)
                 cell = _measured(work, batch_size, batch_size * tflop, call, min_run_time, device)
         yield cell
-        _release(device)
+        release(device)
     del family
-    _release(device)
+    release(device)
 
 
 def make_family(size: Size, work: str, dtype: torch.dtype, device: torch.device) -> FluxFamily:
     """A random network in its adapter, prepared for the work, without text encoders and VAE."""
-    torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)  # avoids a temporary float32 copy
-    try:
-        with device:
-            network = FluxTransformer2DModel(guidance_embeds=True, **size.network)
-    finally:
-        torch.set_default_dtype(before)
-    parts = dict.fromkeys(("vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"))
-    pipeline = FluxPipeline(FlowMatchEulerDiscreteScheduler(), transformer=network, **parts)
-    options = LoadOptions("random weights", dtype=dtype, height=size.side, width=size.side, device=device)
-    network.requires_grad_(False).eval()
-    family = FluxFamily(pipeline, options)
+    network = random_module(
+        lambda: FluxTransformer2DModel(guidance_embeds=True, **size.network), device, dtype
+    )
+    family = family_of_parts(size.side, dtype, device, transformer=network)
     tuning = WORKS[work]
     if tuning is not None:
         family.prepare_training(tuning, 0)
@@ -202,24 +201,11 @@ def _measured(
     return Cell(work, batch_size, tflop, seconds, torch.cuda.max_memory_allocated(device))
 
 
-def _release(device: torch.device) -> None:
+def release(device: torch.device) -> None:
+    """Free memory of objects that are gone."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--small", action="store_true", help="run a small network, on the CPU if there is no GPU"
-    )
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 2, 4, 8, 12])
-    parser.add_argument("--min-run-time", type=float, default=5.0, help="least seconds of each measurement")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--json", type=Path, help="JSON file to write")
-    return parser
 
 
 if __name__ == "__main__":

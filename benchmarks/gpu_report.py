@@ -18,11 +18,8 @@ machine that is lent for ten minutes a command needs three calls. The Markdown t
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,19 +33,31 @@ from rich.console import Console
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import Qwen2VLConfig
 
-from benchmarks.flux_gpu import FLUX_DEV, FORWARD, NO_DEVICE, SMALL, WORKS, make_family, measure, one_pass
+from benchmarks.flux_gpu import (
+    FLUX_DEV,
+    FORWARD,
+    LORA_TARGETS,
+    NO_DEVICE,
+    SMALL,
+    WORKS,
+    make_family,
+    measure,
+    one_pass,
+    release,
+)
 from benchmarks.gpu_report_text import markdown
+from benchmarks.peaks import run_module
 from benchmarks.random_flux import random_module, write_random_flux
-from benchmarks.tables import machine
+from benchmarks.tables import machine, parser_of
 from benchmarks.throughput import flop_count, timed
 from benchmarks.workloads import TINY
-from chunk_grpo.artifacts import read_table
+from chunk_grpo.artifacts import read_table, write_json, write_text
 from chunk_grpo.config import load_params
 from chunk_grpo.families.compiling import compile_blocks
 from chunk_grpo.planning.machines import machine as machine_of
 from chunk_grpo.planning.plan import make_plan
 from chunk_grpo.scorers.hpsv3_model import HPSv3Network
-from tests.conftest import ORDER, Workspace
+from tests.conftest import ORDER, Workspace, any_prompt, new_workspace
 
 MORE = 75
 """Exit status while pieces are left."""
@@ -69,18 +78,6 @@ PHASES = {
 """Phases of the plan's memory by stage."""
 
 Piece = Callable[[], dict[str, Any]]
-
-PEAK = """
-import atexit, os, runpy, sys
-def tell():
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        open(os.environ["PEAK_FILE"], "w").write(str(torch.cuda.max_memory_allocated()))
-atexit.register(tell)
-sys.argv = sys.argv[1:]
-runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-"""
-"""Runs a stage and leaves the peak of its tensors on the device in a file."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +137,7 @@ class Bench:
             except Exception as error:  # every backend has errors of its own
                 found[work] = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
             del family
-            self._release()
+            release(self.device)
         meta = torch.device("meta")
         family = make_family(self._size, FORWARD, torch.bfloat16, meta)
         family.transformer.set_attention_backend(NATIVE)
@@ -194,7 +191,7 @@ class Bench:
             shutil.copytree(TINY, folder)
         else:
             write_random_flux(folder, self.device, FLUX_DEV.network)
-            self._release()
+            release(self.device)
         seconds = time.perf_counter() - started
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         return {"seconds": seconds, "gigabytes": size / 1e9}
@@ -204,21 +201,12 @@ class Bench:
         workspace = Workspace(self.folder, variant="chunk-ws", scorer="shapes-vivid")
         if stage == ORDER[0]:
             shutil.rmtree(self.folder / "artifacts", ignore_errors=True)
-            self._configure(workspace)
+            self._configure()
         module, options = workspace.options(stage)
-        peak = self.folder / "peak.txt"
-        peak.unlink(missing_ok=True)
-        paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PEAK_FILE": str(peak)}
-        command = [sys.executable, "-c", PEAK, module, *options]
-        started = time.perf_counter()
-        done = subprocess.run(command, cwd=self.folder, env=environment, stderr=subprocess.PIPE, text=True)
-        seconds = time.perf_counter() - started
-        if done.returncode:
-            raise RuntimeError(f"{stage}: exit {done.returncode}: {done.stderr[-2000:]}")
-        found: dict[str, Any] = {"seconds": seconds}
-        if peak.exists():
-            found["peak_bytes"] = int(peak.read_text())
+        peaks = run_module(self.folder, [module, *options])
+        found: dict[str, Any] = {"seconds": peaks.seconds}
+        if peaks.device_bytes is not None:
+            found["peak_bytes"] = peaks.device_bytes
         found |= self._planned(stage)
         return found | (self._phases(workspace) if stage == "train" else {})
 
@@ -235,34 +223,24 @@ class Bench:
     def _batch(self) -> int:
         return self.batch_sizes[-1]
 
-    def _configure(self, workspace: Workspace) -> None:
+    def _configure(self) -> None:
         """Write params.yaml: the smoke run with one variant, at FLUX.1-dev's settings unless small."""
-        from dvc.utils.hydra import compose_and_dump
-
-        root = Path(__file__).parents[1]
-        target = self.folder / "params.yaml"
-        compose_and_dump(target, str(root / "conf"), None, "config", str(root), ["preset=smoke"])
         large = {"height": 720, "width": 720, "max_sequence_length": 512, "dtype": "bfloat16"}
 
         def change(raw: dict[str, Any]) -> None:
             raw["model"] |= {"checkpoint": str(self.folder / "model")} | ({} if self.small else large)
             raw["variants"] = {"chunk-ws": raw["variants"]["chunk-ws"]}
-            # Random weights draw no shapes: the one scorer that judges any image.
-            raw["scorers"] = {"shapes-vivid": {"kind": "shapes-vivid", "splits": ["eval"], "batch_size": 24}}
-            raw["rewards"] = {"shapes-vivid": 1.0}
-            raw["train"]["heldout"] |= {"scorers": [], "every": 2}
-            raw["train"]["lora"] = {
-                "rank": 32,
-                "alpha": 32.0,
-                "targets": ["to_q", "to_k", "to_v", "to_out.0"],
-            }
+            any_prompt(raw)  # random weights draw no shapes
+            raw["scorers"]["shapes-vivid"]["batch_size"] = 24
+            raw["train"]["heldout"]["every"] = 2
+            raw["train"]["lora"] = {"rank": 32, "alpha": 32.0, "targets": list(LORA_TARGETS)}
             raw["train"] |= {"gradient_checkpointing": True, "same_noise_in_group": False, "kl_coef": 0.0}
             if not self.small:
                 raw["train"] |= {"group_size": 4, "micro_batch_size": 4}
                 raw["profile"] |= {"num_prompts": 2, "batch_size": 2}
                 raw["generate"] |= {"height": 720, "width": 720, "batch_size": 12}
 
-        workspace.edit(change)
+        new_workspace(self.folder).edit(change)
 
     def _planned(self, stage: str) -> dict[str, Any]:
         """Peak of a stage's tensors by `make plan`."""
@@ -278,11 +256,6 @@ class Bench:
         rows = read_table(str(path), "train_metrics").to_pylist()
         last = {row["metric"]: row["value"] for row in rows}  # in order of iterations
         return {"metrics": last, "seconds_per_image": 1 / last["rate_images_per_second"]}
-
-    def _release(self) -> None:
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 def main(options: Sequence[str] | None = None) -> int:
@@ -318,9 +291,10 @@ def main(options: Sequence[str] | None = None) -> int:
             found["pieces"][name] = piece()
         result = found["pieces"].setdefault(name, {"error": "out of memory"})
         result["piece_seconds"] = time.monotonic() - before
-        bench._release()
-        _write(arguments.json, json.dumps(found, indent=1) + "\n")
-        _write(arguments.json.with_suffix(".md"), markdown(found))
+        release(device)
+        # Each file whole at once, so that a call that is killed leaves the last one.
+        write_json(found, str(arguments.json))
+        write_text(markdown(found), str(arguments.json.with_suffix(".md")))
     console.print(arguments.json.with_suffix(".md").read_text(encoding="utf-8"))
     return 0
 
@@ -331,17 +305,8 @@ def _kept(before: Mapping[str, Any], about: Mapping[str, object]) -> dict[str, A
     return dict(before["pieces"]) if same else {}
 
 
-def _write(path: Path, text: str) -> None:
-    """Write at once, so that a call that is killed leaves the last whole file."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--small", action="store_true", help="run small networks, on the CPU if there is no GPU"
     )

@@ -9,7 +9,6 @@ printed after each round. No other work should run on the machine. Clones and ca
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
@@ -22,13 +21,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dvc.repo import Repo
-from dvc.utils.hydra import compose_and_dump
 from rich.console import Console
 
-from benchmarks.tables import print_machine, print_table, spread
+from benchmarks.tables import parser_of, print_machine, print_table, spread
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.dvc_state import keep_own_state
 from chunk_grpo.orchestration.pipeline import Pipeline
+from chunk_grpo.orchestration.presets import compose
 from infra.local_prefect import LocalPrefect, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,9 +41,7 @@ CACHED = "flow run, everything cached"
 
 def main(options: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--preset", default="smoke")
     parser.add_argument("--rounds", type=int, default=1, help="number of rounds (default: 1)")
     arguments = parser.parse_args(options)
@@ -100,8 +97,7 @@ def clone(folder: Path, preset: str) -> Path:
     """Clone this commit, with the parameters of a preset and an empty cache."""
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
     keep_own_state(folder)
-    config = str(folder / "conf")
-    compose_and_dump(folder / "params.yaml", config, None, "config", str(folder), [f"preset={preset}"])
+    compose(folder, preset, folder / "params.yaml")
     return folder
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint of FLUX.1-dev's sizes with random weights, in the files of the real one."""
+"""Networks of FLUX.1-dev's sizes with random weights: in memory, and in the files of the real checkpoint."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from transformers import (
 )
 
 from benchmarks.workloads import TINY
+from chunk_grpo.families.base import LoadOptions
+from chunk_grpo.families.models.flux import FluxFamily
 
 SHARD = "5GB"
 """Largest file of weights; T5-XXL has two, as in the real checkpoint."""
@@ -63,16 +65,35 @@ def write_random_flux(folder: Path, device: torch.device, network: Mapping[str, 
         gc.collect()
 
 
-def random_module(make: Callable[[], Module], device: torch.device) -> Module:
-    """A module with random weights, drawn on the device in bfloat16."""
+def random_module(
+    make: Callable[[], Module], device: torch.device, dtype: torch.dtype = torch.bfloat16
+) -> Module:
+    """A module with random weights, drawn on the device in their type."""
     torch.manual_seed(0)
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)  # avoids a temporary float32 copy
+    torch.set_default_dtype(dtype)  # avoids a temporary float32 copy
     try:
         with device:
             return make()
     finally:
         torch.set_default_dtype(before)
+
+
+def family_of_parts(
+    side: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    scheduler: FlowMatchEulerDiscreteScheduler | None = None,
+    **parts: nn.Module,
+) -> FluxFamily:
+    """A family whose pipeline has these parts alone, for images of `side` x `side` pixels."""
+    for part in parts.values():
+        part.requires_grad_(False).eval()
+    names = ("transformer", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
+    chosen = {**dict.fromkeys(names), **parts}
+    pipeline = FluxPipeline(scheduler or FlowMatchEulerDiscreteScheduler(), **chosen)
+    options = LoadOptions("random weights", dtype=dtype, height=side, width=side, device=device)
+    return FluxFamily(pipeline, options)
 
 
 def makers_of_parts(

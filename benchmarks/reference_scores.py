@@ -20,12 +20,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 from rich.console import Console
 
-from benchmarks.tables import print_machine, print_table
+from benchmarks.tables import parser_of, print_machine, print_table
 from chunk_grpo.config.scorers import HPSv3Scorer, ImageRewardScorer, InSubprocess
 from chunk_grpo.errors import ChunkGrpoError, DataError
+from chunk_grpo.image_files import read_picture
 from chunk_grpo.scorers.base import FloatArray, ScoreBatch, Scorer
 from chunk_grpo.scorers.running.configured import chosen_device
 from chunk_grpo.scorers.running.placing import place_scorer
@@ -113,14 +113,9 @@ def find_images(folder: Path, names: Sequence[str], source: str) -> list[Path]:
 def scored(scorer: Scorer, files: Sequence[Path], prompt: str) -> FloatArray:
     """Score images one at a time, since their sizes may differ, and close the scorer."""
     scorer.check()
-    values = []
-    for path in files:
-        try:
-            with Image.open(path) as image:
-                pixels = np.asarray(image.convert("RGB"))[None]
-        except OSError as error:
-            raise DataError(f"--images: {path} is no image that can be read: {error}") from error
-        values.append(scorer.score(ScoreBatch(pixels, [prompt], [{}], [0])).values)
+    values = [
+        scorer.score(ScoreBatch(read_picture(path)[None], [prompt], [{}], [0])).values for path in files
+    ]
     scorer.close()
     return np.concatenate(values)
 
@@ -160,9 +155,7 @@ def _settings(arguments: argparse.Namespace, *parts: str) -> dict[str, object]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     kinds = parser.add_subparsers(dest="scorer", required=True)
     first = kinds.add_parser("imagereward", help="compare with the values of its README")
     first.add_argument(

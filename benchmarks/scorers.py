@@ -26,7 +26,7 @@ from PIL import Image
 from transformers import CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 
 from benchmarks.reference_scores import hpsv3_package
-from benchmarks.tables import print_machine, print_table, spread
+from benchmarks.tables import parser_of, print_machine, print_table, spread
 from benchmarks.workloads import quiet
 from chunk_grpo.config.scorers import PickScoreScorer
 from chunk_grpo.errors import DataError
@@ -209,9 +209,7 @@ def hpsv3(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--images", type=int, default=32)
     parser.add_argument("--side", type=int, default=512, help="image side in pixels")

@@ -1,20 +1,28 @@
-"""Tables in Markdown, and a description of the machine."""
+"""What all benchmarks share: options, tables in Markdown, JSON results, a description of the machine."""
 
 from __future__ import annotations
 
+import argparse
 import platform
 import statistics
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from chunk_grpo.artifacts import write_json
 from chunk_grpo.artifacts.manifest import cpu_name, output_of
 
 WIDTH = 200
 """Characters in a line of a table; the terminal's width would break lines, which Markdown does not allow."""
+
+
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """A parser whose help begins with the docstring of a script."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def machine() -> dict[str, str | int]:
@@ -28,6 +36,11 @@ def machine() -> dict[str, str | int]:
         "commit": output_of("git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=10")
         or "unknown",
     }
+
+
+def write_found(path: Path, **found: object) -> None:
+    """Write results beside the description of the machine as JSON."""
+    write_json({"machine": machine(), **found}, str(path))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

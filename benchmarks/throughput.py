@@ -8,14 +8,13 @@ state's passes bounds the possible gain. Operations are torch's count, without t
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 
 import torch
 from torch.utils.benchmark import Measurement, Timer
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.tables import print_machine, print_table, spread
+from benchmarks.tables import parser_of, print_machine, print_table, spread
 from benchmarks.workloads import TEXT_TOKENS, Workload, quiet, random_inputs, workloads
 from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.models.flux import FluxFamily
@@ -26,9 +25,7 @@ WORKLOAD = "compute-bound"
 
 def main(options: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--min-run-time", type=float, default=2.0, help="least seconds of each measurement")
     arguments = parser.parse_args(options)
     quiet()

@@ -6,8 +6,6 @@ them; prints tables in Markdown; and writes every repetition to a JSON file. doc
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -15,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ablations import OURS, REFERENCE, ROWS, Cost, Row, measure
-from benchmarks.lower_bound import LowerBound, lower_bound
 from benchmarks.memory import chunk_peaks
-from benchmarks.tables import machine, print_machine, print_table, spread
+from benchmarks.tables import parser_of, print_machine, print_table, spread, write_found
 from benchmarks.workloads import Workload, quiet, workloads
 from chunk_grpo.progress import Meter
 from chunk_grpo.training.run import TrainingData
@@ -34,19 +31,28 @@ COLUMNS = (
     "reward s",
     "outside",
     "forwards",
-    "of minimum",
     "in calls",
     "backwards",
-    "of minimum",
 )
 MEMORY = ("workload", "trajectories at once", "autograd MiB", "ours MiB", "ours / autograd")
 
 
 def main(options: Sequence[str] | None = None) -> None:
     """Measure, print, write."""
-    arguments = _parser().parse_args(options)
+    names, trainers = ("shipped", "compute-bound"), [row.name for row in ROWS]
+    parser = parser_of(__doc__)
+    parser.add_argument(
+        "--quick", action="store_true", help="few images and steps, one repetition: a quick check"
+    )
+    parser.add_argument("--workloads", nargs="+", choices=names, default=names)
+    parser.add_argument(
+        "--rows", nargs="+", choices=trainers, default=trainers, help="rows to measure (default: all)"
+    )
+    parser.add_argument("--repetitions", type=int, help="repetitions of each row (default: the workload's)")
+    parser.add_argument("--json", type=Path, default=Path("benchmark.json"), help="JSON file to write")
+    arguments = parser.parse_args(options)
     quiet()
-    results: dict[str, Any] = {"machine": machine(), "quick": arguments.quick, "workloads": {}}
+    results: dict[str, Any] = {}
     memory = []
     with workloads() as known:
         for name in arguments.workloads:
@@ -54,13 +60,13 @@ def main(options: Sequence[str] | None = None) -> None:
             if arguments.repetitions is not None:
                 workload = replace(workload, repetitions=arguments.repetitions)
             costs = measured(workload, [row for row in ROWS if row.name in arguments.rows])
-            print_table(f"{name}: {workload}", COLUMNS, lines(costs, lower_bound(workload)))
+            print_table(f"{name}: {workload}", COLUMNS, lines(costs))
             peaks = [chunk_peaks(workload, n) for n in TRAJECTORIES_AT_ONCE[: 1 if arguments.quick else None]]
             memory += [_memory_line(name, **each) for each in peaks]
             rows = {row: [asdict(cost) for cost in found] for row, found in costs.items()}
-            results["workloads"][name] = {"about": str(workload), "rows": rows, "memory": peaks}
+            results[name] = {"about": str(workload), "rows": rows, "memory": peaks}
             # After each workload, so that a stop keeps the finished ones.
-            arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            write_found(arguments.json, quick=arguments.quick, workloads=results)
     print_table("Peak extra memory of the update of a 7-step chunk", MEMORY, memory)
     print_machine()
 
@@ -78,7 +84,7 @@ def measured(workload: Workload, rows: Sequence[Row]) -> dict[str, list[Cost]]:
     return found
 
 
-def lines(costs: dict[str, list[Cost]], least: LowerBound) -> Iterator[list[str]]:
+def lines(costs: dict[str, list[Cost]]) -> Iterator[list[str]]:
     """Rows of the table: medians of the repetitions; the counts are the same in all of them."""
 
     def median(name: str, part: str) -> float:
@@ -93,10 +99,8 @@ def lines(costs: dict[str, list[Cost]], least: LowerBound) -> Iterator[list[str]
             *(f"{median(name, part):.2f}" for part in ("rollout", "update", "reward")),
             f"{median(name, 'outside'):.1%}",
             f"{first.forward_states:,}",
-            f"{first.forward_states / least.forwards:.3f}",
             f"{first.forward_calls:,}",
             f"{first.backward_states:,}",
-            f"{first.backward_states / least.backwards:.3f}",
         ]
 
 
@@ -111,23 +115,6 @@ def _warm_up(workload: Workload, data: TrainingData) -> None:
     for row in ROWS:
         if row.name in (REFERENCE, OURS):
             measure(row, few, data)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    names, rows = ("shipped", "compute-bound"), [row.name for row in ROWS]
-    parser.add_argument(
-        "--quick", action="store_true", help="few images and steps, one repetition: a quick check"
-    )
-    parser.add_argument("--workloads", nargs="+", choices=names, default=names)
-    parser.add_argument(
-        "--rows", nargs="+", choices=rows, default=rows, help="rows to measure (default: all)"
-    )
-    parser.add_argument("--repetitions", type=int, help="repetitions of each row (default: the workload's)")
-    parser.add_argument("--json", type=Path, default=Path("benchmark.json"), help="JSON file to write")
-    return parser
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -178,19 +178,24 @@ def workloads() -> Iterator[dict[str, Workload]]:
         }
 
 
-def _wide_checkpoint(folder: Path) -> Path:
-    """Copy the shipped checkpoint with a random velocity network of width 512; 128 x 128 pixels are 256 tokens."""
+NETWORK: Mapping[str, Any] = {"in_channels": 32, "num_layers": 1, "guidance_embeds": True}
+"""Arguments of a network that fits the shipped checkpoint's VAE."""
+
+
+def toy_with(folder: Path, modules: Mapping[str, Any]) -> Path:
+    """Copy the shipped checkpoint, with other modules in place of those of their names."""
     shutil.copytree(TINY, folder)
-    torch.manual_seed(0)
-    FluxTransformer2DModel(
-        in_channels=32,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=64,
-        num_attention_heads=8,
-        joint_attention_dim=64,
-        pooled_projection_dim=64,
-        guidance_embeds=True,
-        axes_dims_rope=(16, 24, 24),
-    ).save_pretrained(folder / "transformer")
+    for name, module in modules.items():
+        shutil.rmtree(folder / name)
+        module.save_pretrained(folder / name)
     return folder
+
+
+def _wide_checkpoint(folder: Path) -> Path:
+    """The shipped checkpoint with a random velocity network of width 512; 128 x 128 pixels are 256 tokens."""
+    torch.manual_seed(0)
+    heads = {"attention_head_dim": 64, "num_attention_heads": 8, "axes_dims_rope": (16, 24, 24)}
+    widths = {"joint_attention_dim": 64, "pooled_projection_dim": 64}
+    return toy_with(
+        folder, {"transformer": FluxTransformer2DModel(**NETWORK, num_single_layers=1, **heads, **widths)}
+    )

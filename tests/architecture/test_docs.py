@@ -14,7 +14,11 @@ from infra.reference import PAGE, SCHEMA, reference
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted(DOCS.rglob("*.md")),
+    ROOT / "benchmarks" / "studies" / "README.md",
+]
 ROW_OF_DEVIATION = {
     "The last step has no noise": "The last step has no noise and is not trained",
     "A transition’s log-probability is the mean": "logarithm is a mean over latent dimensions",

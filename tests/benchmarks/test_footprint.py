@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.footprint import LORA_TARGETS, Footprint
+from benchmarks.studies.footprint import LORA_TARGETS, Footprint
 from chunk_grpo.families.tracing import Traced, decoding
 from chunk_grpo.planning.models import read_checkpoint
 from tests.planning.planned import preset
@@ -21,7 +21,7 @@ HPSV3, OTHERS = 14.4 * GIB, (1.7 + 0.2) * GIB
 
 def footprint(*options: str) -> Footprint:
     """Figures of the program. A process group of its own must not stay in the test's process."""
-    command = [sys.executable, "-m", "benchmarks.footprint", *options]
+    command = [sys.executable, "-m", "benchmarks.studies.footprint", *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -34,27 +34,24 @@ def small() -> Footprint:
     return footprint("--blocks", "1", "--micro-batch", "2", "--rollout-batch", "2")
 
 
-@pytest.mark.slow
-def test_each_process_holds_an_eighth_in_float32_with_two_moments(small: Footprint) -> None:
+def test_each_process_holds_an_eighth_and_the_rest_travels(small: Footprint) -> None:
+    """Float32 weights with two moments of AdamW, whose step takes gradients and a temporary copy besides.
+
+    Weights travel in bfloat16; checkpointing gathers them a second time, for the backward pass.
+    """
     shard = 4 * small.weights / 8
     assert small.held == pytest.approx(shard, rel=0.15)  # with the inputs of the passes, 36 MB
     assert small.optimizer == pytest.approx(2 * shard, rel=1e-3)
-
-
-@pytest.mark.slow
-def test_the_step_takes_one_more_shard_and_none_as_one_kernel(small: Footprint) -> None:
-    """Weights, gradients and two moments, and a temporary copy; not those of all processes."""
-    fused = footprint("--blocks", "1", "--micro-batch", "2", "--optimizer", "adamw-fused")
-    shard = 4 * small.weights / 8
     assert small.step - small.held == pytest.approx(4 * shard, rel=1e-3)
-    assert fused.step - fused.held == pytest.approx(3 * shard, rel=1e-3)
-
-
-def test_weights_travel_in_bfloat16_and_gradients_in_float32(small: Footprint) -> None:
-    """Checkpointing gathers the weights a second time, for the backward pass."""
     assert small.gathered_rollout == pytest.approx(2 * small.weights, rel=1e-3)
     assert small.gathered_update == pytest.approx(2 * 2 * small.weights, rel=1e-3)
     assert small.reduced_update == pytest.approx(4 * small.weights, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_step_as_one_kernel_takes_no_temporary_copy() -> None:
+    fused = footprint("--blocks", "1", "--micro-batch", "2", "--optimizer", "adamw-fused")
+    assert fused.step - fused.held == pytest.approx(3 * 4 * fused.weights / 8, rel=1e-3)
 
 
 def test_decoding_is_as_planned(small: Footprint) -> None:

@@ -1,15 +1,20 @@
-"""The report for a GPU: its pieces on small networks, going on after a cut, and what its table says."""
+"""The report for a GPU: its pieces on small networks, going on after a cut, its table, and its checkpoint."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import CLIPTokenizer
 
 from benchmarks import gpu_report
 from benchmarks.flux_gpu import FORWARD, NO_DEVICE
 from benchmarks.gpu_report import MORE, UPDATE, Bench, main
 from benchmarks.gpu_report_text import markdown
+from benchmarks.random_flux import makers_of_parts
+from benchmarks.workloads import TINY
+from chunk_grpo.planning.models import known_file
 
 SMALL = ["--small", "--batch-sizes", "1", "2", "--min-run-time", "0.001"]
 
@@ -69,6 +74,27 @@ def test_passes_ways_and_scorer_are_measured(tmp_path: Path) -> None:
     table = markdown({"machine": about, "pieces": found})
     assert table.count("TFLOP/s") == 4
     assert len(table.splitlines()) == 4 + 1 + 2 + 1 + 4
+
+
+def test_the_checkpoint_has_the_configurations_and_weights_of_the_real_one() -> None:
+    makers = makers_of_parts(CLIPTokenizer.from_pretrained(TINY / "tokenizer"), {})
+    with torch.device("meta"):
+        parts: dict[str, Any] = {name: make() for name, make in makers.items()}
+    file = json.loads(known_file("black-forest-labs/FLUX.1-dev").read_text("utf-8"))
+    for name, part in parts.items():
+        config = part.config
+        known = {k: value for k, value in file[name].items() if k not in ("_class_name", "architectures")}
+        found = {
+            key: config[key] if isinstance(config, dict) else getattr(config, key, config.to_dict().get(key))
+            for key in known
+        }
+        assert json.loads(json.dumps(found)) == json.loads(json.dumps(known)), name
+    assert {name: sum(w.numel() for w in part.parameters()) for name, part in parts.items()} == {
+        "vae": 83_819_683,
+        "text_encoder": 123_060_480,
+        "text_encoder_2": 4_762_310_656,
+        "transformer": 11_901_408_320,
+    }
 
 
 @pytest.mark.slow

@@ -5,15 +5,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks import host_memory
-from benchmarks.host_memory import PICTURES, STAGES, enlarge, peak_of, prepare
+from benchmarks.host_memory import PICTURES, STAGES, enlarge, prepare
+from benchmarks.peaks import run_module
 from chunk_grpo.artifacts import read_table, write_rows
 from chunk_grpo.config import load_params
 from chunk_grpo.image_files import decode_image
 
 
 def test_every_stage_has_a_command_and_the_schedule_draws_the_used_prompts(tmp_path: Path) -> None:
-    commands = prepare(tmp_path, 20, 300)
-    assert all(commands[stage][0].startswith("stages.") for stage in STAGES)
+    workspace = prepare(tmp_path, 20, 300)
+    assert all(workspace.options(stage)[0].startswith("stages.") for stage in STAGES)
     params = load_params(tmp_path / "params.yaml")
     assert params.train.iterations * params.train.prompts_per_iteration == params.prompts.eval_count == 20
     assert params.prompts.train_count == 300
@@ -24,10 +25,12 @@ def test_every_stage_has_a_command_and_the_schedule_draws_the_used_prompts(tmp_p
 def test_a_peak_is_what_a_process_held_at_most(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text("")
     (tmp_path / "large.py").write_text("x = bytes([1]) * 2**26\ndel x\n")
-    assert 60 < peak_of(tmp_path, ["large"]) - peak_of(tmp_path, ["small"]) < 68
+    large, small = (run_module(tmp_path, [name]) for name in ("large", "small"))
+    assert 60 < large.host_mib - small.host_mib < 68
+    assert large.seconds > 0 and large.device_bytes is None
     (tmp_path / "broken.py").write_text("import sys\nsys.exit('no such thing')\n")
     with pytest.raises(RuntimeError, match=r"broken ended with exit code 1:\nno such thing"):
-        peak_of(tmp_path, ["broken"])
+        run_module(tmp_path, ["broken"])
 
 
 def test_pictures_are_replaced_by_large_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,4 +44,3 @@ def test_pictures_are_replaced_by_large_ones(tmp_path: Path, monkeypatch: pytest
     assert [row["prompt_id"] for row in rows] == [f"p{n}" for n in range(PICTURES + 1)]
     assert all(decode_image(row["image"]["bytes"], "a.png").shape == (24, 24, 3) for row in rows)
     assert rows[0]["image"] == rows[PICTURES]["image"] != rows[1]["image"]
-    assert [entry.name for entry in tmp_path.iterdir()] == ["images.parquet"]

@@ -107,7 +107,7 @@ def test_missing_input_is_named(folder: Path, tmp_path: Path, capsys: pytest.Cap
     for name in IMAGEREWARD:
         (tmp_path / "images" / name).write_bytes(b"RIFF")
     assert main([*imagereward(folder)[:-1], str(tmp_path / "images")]) == DataError.exit_code
-    assert "1.webp is no image" in capsys.readouterr().err
+    assert "1.webp: must be a PNG" in capsys.readouterr().err
     options = hpsv3(folder)
     options[2] = str(tmp_path)
     assert main(options) == DataError.exit_code

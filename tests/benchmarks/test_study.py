@@ -2,231 +2,150 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from dvc.utils.serialize import dump_yaml
 
-from benchmarks import study
-from benchmarks.study import BASE, HYPOTHESES, hypothesis_rows, main, read_block, settings_digest
-from chunk_grpo.artifacts import SchemaName, table_from_rows, write_table
+from benchmarks.studies import study
+from benchmarks.studies.study import (
+    BASE,
+    HYPOTHESES,
+    Block,
+    hypothesis_rows,
+    main,
+    read_block,
+    settings_digest,
+)
+from chunk_grpo.artifacts import table_from_rows, write_table
 from chunk_grpo.config import load_params, parse_params
 from chunk_grpo.orchestration.presets import composed
-from chunk_grpo.reporting.statistics import MIN_SEEDS, crossed_interval, holm
+from chunk_grpo.reporting.statistics import MIN_SEEDS, Interval, crossed_interval, holm
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-PROMPTS = ("eval-00000", "eval-00001", "eval-00002")
-CAPTIONS = dict(zip(PROMPTS, ("a red circle", "a red circle", "a blue square"), strict=True))
-
-
-def value(variant: str, mode: str, seed: int, prompt: str, sample: int) -> float:
-    """A score with effects of all that names it."""
-    source = np.random.default_rng([len(variant), len(mode), seed + 1, PROMPTS.index(prompt), sample])
-    return float(source.normal())
-
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> Callable[..., Path]:
-    """A checkout with a finished run of a preset."""
-
-    def make(*seeds: int, preset: str = "study-vivid", **changes: object) -> Path:
-        folder = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
-        raw = composed(ROOT, preset)
-        raw["train"]["seeds"] = list(seeds)
-        raw["train"] |= changes
-        folder.mkdir()
-        dump_yaml(str(folder / "params.yaml"), raw)
-        rows = [
-            {"prompt_id": name, "split": split, "prompt": CAPTIONS[name], "category": "", "metadata": "{}"}
-            for name, split in zip(PROMPTS, ("eval",) * 3, strict=True)
-        ]
-        rows.append({**rows[0], "prompt_id": "wise-00000", "split": "wise"})
-        save(rows, folder / "artifacts/prompts/evaluation.parquet", "prompts")
-        for scorer in raw["scorers"]:
-            for variant in ("base", *raw["variants"]):
-                modes = ("base",) if variant == "base" else ("tuned", "hybrid")
-                of = (-1,) if variant == "base" else seeds
-                scores = [
-                    {
-                        "policy": variant,
-                        "mode": mode,
-                        "train_seed": seed,
-                        "prompt_id": prompt,
-                        "sample": sample,
-                        "scorer": scorer,
-                        "metric": metric,
-                        "value": value(variant, mode, seed, prompt, sample) if metric == "score" else 9.0,
-                        "refusal": None,
-                    }
-                    for mode in modes
-                    for seed in of
-                    for prompt in PROMPTS
-                    for sample in range(2)
-                    for metric in ("score", "detections")
-                ]
-                save(scores, folder / f"artifacts/scores/{variant}/{scorer}.parquet", "scores")
-        for variant in raw["variants"]:
-            manifest = {
-                "commit": "abc",
-                "cpu": "X",
-                "cpu_count": 2,
-                "packages": {"torch": "2"},
-                "seconds": 60,
-            }
-            metrics = ("reward_mean", "heldout_reward", "heldout/shapes-exact", "grad_norm")
-            parts = ("seconds_rollout", "seconds_update", "seconds_waiting_for_reward", "seconds_checkpoint")
-            for seed in seeds:
-                path = folder / f"artifacts/runs/train@{variant}-{seed}.json"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(json.dumps(manifest), encoding="utf-8")
-                for names, table in (
-                    (metrics, f"train/{variant}/seed-{seed}/metrics.parquet"),
-                    (parts, f"timings/{variant}/seed-{seed}.parquet"),
-                ):
-                    save(curve(variant, seed, names), folder / "artifacts" / table, "train_metrics")
-        return folder
-
-    return make
+CAPTIONS = {"eval-00000": "a red circle", "eval-00001": "a red circle", "eval-00002": "a blue square"}
+METRICS = {"reward_mean": 1.0, "heldout_reward": 2.0, "grad_norm": 9.0}
+TIMES = {
+    "seconds_rollout": 1.0,
+    "seconds_update": 2.0,
+    "seconds_waiting_for_reward": 4.0,
+    "seconds_checkpoint": 8.0,
+}
 
 
-def save(rows: Sequence[Mapping[str, object]], path: Path, schema: SchemaName) -> None:
+def save(rows: list[dict[str, Any]], path: Path, schema: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_table(table_from_rows(rows, schema), str(path), schema)
 
 
-def curve(variant: str, seed: int, metrics: Sequence[str]) -> list[dict[str, object]]:
-    """Two iterations; a value is the seed, the iteration and the number of the metric as digits."""
-    return [
-        {
-            "variant": variant,
-            "train_seed": seed,
-            "iteration": i,
-            "metric": metric,
-            "value": 100.0 * seed + 10 * i + n,
-        }
-        for i in (1, 2)
-        for n, metric in enumerate(metrics)
+def checkout(folder: Path, *seeds: int, preset: str = "study-vivid", **changes: object) -> str:
+    """A checkout with a finished run of a preset. A score is 100 times the seed, and the number of the prompt."""
+    raw = composed(ROOT, preset)
+    raw["train"] |= {"seeds": list(seeds), **changes}
+    folder.mkdir()
+    dump_yaml(str(folder / "params.yaml"), raw)
+    artifacts = folder / "artifacts"
+    eval_prompts = [
+        {"prompt_id": name, "split": "eval", "prompt": text, "category": "", "metadata": "{}"}
+        for name, text in CAPTIONS.items()
     ]
+    of_wise = {**eval_prompts[0], "prompt_id": "wise-00000", "split": "wise"}
+    save([*eval_prompts, of_wise], artifacts / "prompts/evaluation.parquet", "prompts")
+    for variant in ("base", *raw["variants"]):
+        policies = [(mode, seed) for mode in ("tuned", "hybrid") for seed in seeds]
+        for scorer in raw["scorers"]:
+            scores = [
+                {"policy": variant, "mode": mode, "train_seed": seed, "prompt_id": name, "sample": sample}
+                | {"scorer": scorer, "metric": metric, "refusal": None}
+                | {"value": 100.0 * seed + number + sample if metric == "score" else 9.0}
+                for mode, seed in ([("base", -1)] if variant == "base" else policies)
+                for number, name in enumerate([*CAPTIONS, "wise-00000"])
+                for sample in range(2)
+                for metric in ("score", "detections")
+            ]
+            save(scores, artifacts / f"scores/{variant}/{scorer}.parquet", "scores")
+    manifest = {"commit": "abc", "cpu": "X", "cpu_count": 2, "packages": {"torch": "2"}, "seconds": 60}
+    (artifacts / "runs").mkdir()
+    for variant in raw["variants"]:
+        for seed in seeds:
+            (artifacts / f"runs/train@{variant}-{seed}.json").write_text(json.dumps(manifest))
+            for values, table in (
+                (METRICS, f"train/{variant}/seed-{seed}/metrics.parquet"),
+                (TIMES, f"timings/{variant}/seed-{seed}.parquet"),
+            ):
+                about = {"variant": variant, "train_seed": seed, "iteration": 1}
+                rows = [{**about, "metric": name, "value": value} for name, value in values.items()]
+                save(rows, artifacts / table, "train_metrics")
+    return str(folder)
 
 
-def test_curves_are_kept_with_the_seconds_of_an_iteration(
-    checkout: Callable[..., Path], tmp_path: Path
+def test_runs_of_one_study_are_put_together_and_others_change_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = tmp_path / "results"
-    main(["--results", str(results), "add", str(checkout(4)), str(checkout(1))])
-    rows = pq.read_table(results / "vivid-curves.parquet").to_pylist()
-    found = {
-        (row["train_seed"], row["metric"], row["iteration"]): row["value"]
-        for row in rows
-        if row["variant"] == "mirror"
-    }
-    assert len(rows) == 7 * 2 * 4 * 2
-    for seed in (1, 4):
-        for i in (1, 2):
-            digits = 100.0 * seed + 10 * i
-            expected = {"reward_mean": 0, "heldout_reward": 1, "heldout/shapes-exact": 2}
-            assert {name: found[seed, name, i] - digits for name in expected} == expected
-            assert found[seed, "seconds", i] == 3 * digits + 0 + 1 + 2  # without the checkpoint
-
-
-def test_seeds_of_several_runs_are_one_block(checkout: Callable[..., Path], tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    assert main(["--results", str(results), "add", str(checkout(4, 5)), str(checkout(1))]) == 0
+    add = ["--results", str(results), "add"]
+    assert main([*add, checkout(tmp_path / "a", 4, 5), checkout(tmp_path / "b", 1)]) == 0
     block = read_block("vivid", results)
-    assert (block.reward, block.seeds, block.captions) == (
-        "shapes-vivid",
-        (1, 4, 5),
-        tuple(CAPTIONS.values()),
-    )
-    for (variant, mode), seeds in ((BASE, (-1,)), (("chunk", "hybrid"), (1, 4, 5))):
-        expected = [
-            [np.mean([value(variant, mode, s, p, i) for i in range(2)]) for p in PROMPTS] for s in seeds
-        ]
-        np.testing.assert_allclose(block.values[(variant, mode), "shapes-exact"], expected)
+    assert (block.reward, block.seeds) == ("shapes-vivid", (1, 4, 5))
+    assert block.captions == tuple(CAPTIONS.values())
+    for policy, seeds in ((BASE, (-1,)), (("chunk", "hybrid"), (1, 4, 5))):
+        expected = [[100 * seed + number + 0.5 for number in range(3)] for seed in seeds]
+        np.testing.assert_allclose(block.values[policy, "shapes-exact"], expected)
     runs = json.loads((results / "vivid.json").read_text())["runs"]
     assert [run["seeds"] for run in runs] == [[4, 5], [1]]
-    assert runs[0]["commit"] == "abc"
-    assert runs[0]["training minutes"] == 14.0
+    assert (runs[0]["commit"], runs[0]["training minutes"]) == ("abc", 14.0)  # 7 variants, 2 seeds
+    curves = pq.read_table(results / "vivid-curves.parquet").to_pylist()
+    found = {row["metric"]: row["value"] for row in curves if row["variant"] == "mirror"}
+    assert found == {"reward_mean": 1, "heldout_reward": 2, "seconds": 1 + 2 + 4}  # without the checkpoint
+    assert len(curves) == 7 * 3 * 3
+
+    before = {path.name: path.read_bytes() for path in results.iterdir()}
+    for folder, seed, changes, message in (
+        ("c", 1, {}, "has the training seeds [1] already"),
+        ("d", 3, {"learning_rate": 1e-3}, "its settings differ from those of"),
+    ):
+        assert main([*add, checkout(tmp_path / folder, seed, **changes)]) == 3
+        assert message in capsys.readouterr().err
+    other = Path(checkout(tmp_path / "e", 6)) / "params.yaml"
+    dump_yaml(str(other), load_params(other).model_dump(mode="json") | {"composed_from": "tiny"})
+    assert main([*add, str(other.parent)]) == 2
+    assert "composed_from: must start with 'study-', got 'tiny'" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in results.iterdir()} == before
 
 
-def test_hypotheses_are_paired_and_corrected_together(checkout: Callable[..., Path], tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    main(["--results", str(results), "add", str(checkout(*range(6)))])
-    block = read_block("vivid", results)
-    found = [
-        crossed_interval(
-            block.values[h.first, "shapes-vivid"] - block.values[h.second, "shapes-vivid"],
-            captions=block.captions,
-        )
-        for h in HYPOTHESES
-    ]
-    rows = hypothesis_rows(block)
+@pytest.mark.parametrize("seeds", [3, MIN_SEEDS])
+def test_hypotheses_are_paired_and_corrected_together(seeds: int) -> None:
+    """With few training seeds they are not tested."""
+    source = np.random.default_rng(3)
+    policies = {policy for h in HYPOTHESES for policy in (h.first, h.second)}
+    values = {(policy, "reward"): source.normal(size=(seeds, 3)) for policy in sorted(policies)}
+    captions = tuple(CAPTIONS.values())
+    rows = hypothesis_rows(Block("reward", ("reward",), tuple(range(seeds)), captions, values))
+    pairs = [values[h.first, "reward"] - values[h.second, "reward"] for h in HYPOTHESES]
+    found = [crossed_interval(pair, captions=captions) for pair in pairs]
     assert [row[0] for row in rows] == [h.name for h in HYPOTHESES]
-    assert [float(row[1].replace("−", "-")) for row in rows] == pytest.approx(
-        [f.mean for f in found], abs=6e-4
-    )
-    assert [float(row[3]) for row in rows] == pytest.approx(holm([f.p_value for f in found]), abs=6e-4)
+    means = [float(row[1].replace("\N{MINUS SIGN}", "-")) for row in rows]
+    assert means == pytest.approx([each.mean for each in found], abs=6e-4)
+    if seeds < MIN_SEEDS:
+        assert {row[3] for row in rows} == {"not tested"}
+    else:
+        corrected = holm([each.p_value for each in found])
+        assert [float(row[3]) for row in rows] == pytest.approx(corrected, abs=6e-4)
 
 
-def test_hypotheses_are_not_tested_with_few_training_seeds(
-    checkout: Callable[..., Path], tmp_path: Path
-) -> None:
-    results = tmp_path / "results"
-    main(["--results", str(results), "add", str(checkout(0, 1, 2))])
-    assert {row[3] for row in hypothesis_rows(read_block("vivid", results))} == {"not tested"}
+def test_the_smallest_difference_by_a_table_of_t() -> None:
+    """With 4 degrees of freedom the quantiles of 0.975 and 0.8 are 2.776 and 0.941."""
+    interval = Interval(1.0, 0.9, 1.1, 0.01, 4.0, 2, 8, 8)
+    assert study.detectable(interval) == pytest.approx(0.01 * (2.776 + 0.941), abs=1e-5)
 
 
 def test_every_hypothesis_names_policies_of_the_presets() -> None:
     for path in (ROOT / "conf/preset").glob("study-*.yaml"):
         variants = composed(ROOT, path.stem)["variants"]
         assert {name for h in HYPOTHESES for name, _ in (h.first, h.second)} == set(variants)
-
-
-def test_the_smallest_difference_is_seen_with_its_power() -> None:
-    source, R, P = np.random.default_rng(5), 8, 60
-    seen = []
-    for _ in range(400):
-        values = 0.05 * source.normal(size=(R, 1)) + 0.1 * source.normal(size=(R, P))
-        found = crossed_interval(values)
-        seen.append(crossed_interval(values + study.detectable(found)).verdict == "above")
-    # Three standard errors of a share in 400 runs.
-    assert np.mean(seen) == pytest.approx(0.8, abs=0.06)
-
-
-@pytest.mark.parametrize(
-    ("second", "message"),
-    [
-        ({"seeds": (1, 2)}, "has the training seeds [1] already"),
-        ({"seeds": (3,), "learning_rate": 1e-3}, "its settings differ from those of"),
-    ],
-)
-def test_other_runs_are_refused_and_change_nothing(
-    second: dict[str, object],
-    message: str,
-    checkout: Callable[..., Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    results, seeds = tmp_path / "results", second.pop("seeds")
-    main(["--results", str(results), "add", str(checkout(0, 1))])
-    before = {path.name: path.read_bytes() for path in results.iterdir()}
-    assert isinstance(seeds, tuple)
-    assert main(["--results", str(results), "add", str(checkout(*seeds, **second))]) == 3
-    assert message in capsys.readouterr().err
-    assert {path.name: path.read_bytes() for path in results.iterdir()} == before
-
-
-def test_a_run_of_another_preset_is_refused(
-    checkout: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = checkout(0)
-    raw = load_params(folder / "params.yaml").model_dump(mode="json") | {"composed_from": "tiny"}
-    dump_yaml(str(folder / "params.yaml"), raw)
-    assert main(["--results", str(tmp_path / "results"), "add", str(folder)]) == 2
-    assert "composed_from: must start with 'study-', got 'tiny'" in capsys.readouterr().err
 
 
 def test_results_of_the_repository_are_whole() -> None:

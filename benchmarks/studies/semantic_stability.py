@@ -1,4 +1,4 @@
-"""What training changes in the images besides the score: `python -m benchmarks.semantic_stability CHECKOUT`, minutes.
+"""What training changes in the images besides the score: `python -m benchmarks.studies.semantic_stability CHECKOUT`.
 
 CHECKOUT has a finished run on the shapes world. Every image is compared with the base model's image of the same prompt
 and noise: does the detector find the same shapes, and the same shapes in the same colours? Beside it: the agreement of
@@ -7,8 +7,6 @@ two images of a prompt, and statistics of the image that drift when a reward is 
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.tables import machine, print_table
+from benchmarks.studies.finished_run import parser_of_study
+from benchmarks.tables import print_table, write_found
 from chunk_grpo.artifacts import read_table
 from chunk_grpo.config import load_params
 from chunk_grpo.errors import ConfigError, DataError
@@ -42,37 +41,35 @@ Found = list[tuple[str, str]]
 
 def main(options: Sequence[str] | None = None) -> int:
     """Detect, compare, print, write."""
-    arguments = _parser().parse_args(options)
+    parser = parser_of_study(__doc__, "semantic_stability")
+    parser.add_argument("--variants", nargs="+", help="variants (default: all)")
+    arguments = parser.parse_args(options)
     try:
         values, captions = measure(arguments.checkout, arguments.variants)
     except (ConfigError, DataError) as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     rows, record = [], []
-    for policy, measures in values.items():
-        cells = []
+    for (variant, mode), measures in values.items():
+        is_base, cells = (variant, mode) == BASE, []
         for name, matrix in measures.items():
-            absolute = policy == BASE or name in AS_BASE
-            interval = crossed_interval(
-                matrix if absolute else matrix - values[BASE][name], captions=captions
-            )
-            if policy == BASE:
-                cells.append(f"{interval.mean:.3f}")
+            absolute = is_base or name in AS_BASE
+            found = crossed_interval(matrix if absolute else matrix - values[BASE][name], captions=captions)
+            if is_base:
+                cells.append(f"{found.mean:.3f}")
             elif absolute:
-                cells.append(f"{interval.mean:.3f} ({interval.low:.3f} to {interval.high:.3f})")
+                cells.append(f"{found.mean:.3f} ({found.low:.3f} to {found.high:.3f})")
             else:
-                cells.append(f"{signed(interval.mean)} ({interval_text(interval)})")
-            found = {"mean": interval.mean, "low": interval.low, "high": interval.high}
-            record.append({"variant": policy[0], "mode": policy[1], "measure": name, **found})
-        rows.append(["base" if policy == BASE else ", ".join(policy), *cells])
+                cells.append(f"{signed(found.mean)} ({interval_text(found)})")
+            interval = {"mean": found.mean, "low": found.low, "high": found.high}
+            record.append({"variant": variant, "mode": mode, "measure": name, **interval})
+        rows.append(["base" if is_base else f"{variant}, {mode}", *cells])
     print_table(
         "Images beside the base's: agreement with it, then differences from it, 95 % intervals",
         ("policy", *values[BASE]),
         rows,
     )
-    arguments.json.write_text(
-        json.dumps({"machine": machine(), "values": record}, indent=1) + "\n", encoding="utf-8"
-    )
+    write_found(arguments.json, values=record)
     return 0
 
 
@@ -91,26 +88,22 @@ def measure(
         )
     table = read_table(str(checkout / "artifacts/prompts/evaluation.parquet"), "prompts").to_pylist()
     captions = {row["prompt_id"]: row["prompt"] for row in table if row["split"] == "eval"}
-    found: dict[Policy, dict[str, NDArray[np.float64]]] = {}
+    rows: dict[Policy, dict[str, list[list[float]]]] = {}
     of_base: dict[str, list[Found]] = {}
     policies = (BASE[0], *(params.variants if variants is None else variants))
     with Meter("policies", len(policies)) as meter:
         for variant in policies:
-            tables = [f"seed-{seed}/images.parquet" for seed in params.train.seeds]
-            paths = [checkout / "artifacts/images" / variant / name for name in tables]
-            if variant == BASE[0]:
-                paths = [checkout / "artifacts/images" / variant / "images.parquet"]
-            for (mode, _seed), images in sorted(_images(paths, captions).items()):
-                detected = {
-                    prompt: [_found(image) for image in of_prompt] for prompt, of_prompt in images.items()
-                }
+            folder = checkout / "artifacts/images" / variant
+            folders = [folder] if variant == BASE[0] else [folder / f"seed-{s}" for s in params.train.seeds]
+            for (mode, _seed), images in sorted(_images(folders, captions).items()):
+                detected = {name: [_found(image) for image in images[name]] for name in captions}
                 of_base = of_base or detected
-                row = [_measures(images[name], detected[name], of_base[name]) for name in captions]
-                measures = found.setdefault((variant, mode), {})
-                for name in row[0]:
-                    new = np.array([[each[name] for each in row]])
-                    measures[name] = np.concatenate([measures[name], new]) if name in measures else new
+                each = [_measures(images[name], detected[name], of_base[name]) for name in captions]
+                for name in each[0]:
+                    of_policy = rows.setdefault((variant, mode), {}).setdefault(name, [])
+                    of_policy.append([one[name] for one in each])
             meter.advance()
+    found = {policy: {name: np.array(values) for name, values in of.items()} for policy, of in rows.items()}
     return found, list(captions.values())
 
 
@@ -151,10 +144,12 @@ def _found(image: NDArray[np.uint8]) -> Found:
 
 
 def _images(
-    paths: Sequence[Path], prompts: Mapping[str, str]
+    folders: Sequence[Path], prompts: Mapping[str, str]
 ) -> dict[tuple[str, int], dict[str, list[NDArray[np.uint8]]]]:
     """(mode, training seed) to the images of each prompt, in the order of their samples."""
-    rows = [row for path in paths for row in read_table(str(path), "images").to_pylist()]
+    rows = [
+        row for folder in folders for row in read_table(str(folder / "images.parquet"), "images").to_pylist()
+    ]
     found: dict[tuple[str, int], dict[str, list[NDArray[np.uint8]]]] = {}
     for row in sorted(rows, key=lambda row: row["sample"]):
         if row["prompt_id"] in prompts:
@@ -162,16 +157,6 @@ def _images(
             of_policy = found.setdefault((row["mode"], row["train_seed"]), {})
             of_policy.setdefault(row["prompt_id"], []).append(image)
     return found
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("checkout", type=Path, help="checkout with a finished run")
-    parser.add_argument("--variants", nargs="+", help="variants (default: all)")
-    parser.add_argument("--json", type=Path, default=Path("semantic_stability.json"), help="result to write")
-    return parser
 
 
 if __name__ == "__main__":

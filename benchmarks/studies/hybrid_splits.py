@@ -1,4 +1,4 @@
-"""Where hybrid inference changes models: `python -m benchmarks.hybrid_splits CHECKOUT --variant chunk-ws`, minutes.
+"""Where hybrid inference changes models: `python -m benchmarks.studies.hybrid_splits CHECKOUT --variant chunk-ws`.
 
 CHECKOUT has a finished run. For each training seed, shift of the time grid and split, images of the held-out prompts
 are drawn with the same noise: first by the policy and then by the base model (as in App. B.3), or in the other order.
@@ -7,19 +7,16 @@ The table has the mean of each scorer and its paired difference from the base mo
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.finished_run import FinishedRun, finished_run
-from benchmarks.tables import machine, print_table
+from benchmarks.studies.finished_run import FinishedRun, finished_run, parser_of_study
+from benchmarks.tables import print_table, write_found
 from chunk_grpo.core.flow import time_grid
 from chunk_grpo.core.rollout import rollout_ode, sample_noise
 from chunk_grpo.families.base import Family, velocity_function
@@ -37,38 +34,31 @@ Cell = tuple[float, str, int]
 
 def main(options: Sequence[str] | None = None) -> int:
     """Draw, score, print, write."""
-    arguments = _parser().parse_args(options)
-    out = arguments.json.resolve()
-    with finished_run(arguments.checkout) as run, torch.no_grad():
+    parser = parser_of_study(__doc__, "hybrid_splits")
+    parser.add_argument("--variant", default="chunk-ws", help="variant whose policies are used")
+    parser.add_argument("--shifts", type=float, nargs="+", default=[1.0, 3.0], help="shifts of the time grid")
+    parser.add_argument("--parts", type=int, default=5, help="parts of the steps (default: 5)")
+    arguments = parser.parse_args(options)
+    with finished_run(arguments.checkout) as run:
         values = measure(run, arguments.variant, arguments.shifts, arguments.parts)
         captions = run.prompts.texts
     rows, found = [], []
-    for cell, scores in values.items():
-        if cell[1] == "":
+    for (shift, order, first), scores in values.items():
+        if not order:
             continue
         texts = []
         for scorer, matrix in scores.items():
-            difference = crossed_interval(matrix - values[cell[0], "", 0][scorer], captions=captions)
-            texts.append(f"{matrix.mean():.3f}, {signed(difference.mean)} ({interval_text(difference)})")
-            found.append(
-                {
-                    "shift": cell[0],
-                    "order": cell[1],
-                    "first": cell[2],
-                    "scorer": scorer,
-                    "mean": matrix.mean(),
-                    "difference": difference.mean,
-                    "low": difference.low,
-                    "high": difference.high,
-                }
-            )
-        rows.append([f"{cell[0]:g}, {cell[1]}", str(cell[2]), *texts])
+            rise = crossed_interval(matrix - values[shift, "", 0][scorer], captions=captions)
+            texts.append(f"{matrix.mean():.3f}, {signed(rise.mean)} ({interval_text(rise)})")
+            cell = {"shift": shift, "order": order, "first": first, "scorer": scorer, "mean": matrix.mean()}
+            found.append({**cell, "difference": rise.mean, "low": rise.low, "high": rise.high})
+        rows.append([f"{shift:g}, {order}", str(first), *texts])
     print_table(
         f"Hybrid inference with {arguments.variant}: mean, difference from the base, 95 % interval",
         ("shift, order", "steps of the first", *next(iter(values.values()))),
         rows,
     )
-    out.write_text(json.dumps({"machine": machine(), "cells": found}, indent=1) + "\n", encoding="utf-8")
+    write_found(arguments.json, cells=found)
     return 0
 
 
@@ -79,7 +69,7 @@ def measure(
 
     The steps are divided into `parts` equal parts; a split is between two of them.
     """
-    steps, seeds = run.params.generate.num_steps, run.params.train.seeds
+    base, steps, seeds = run.model.base, run.params.generate.num_steps, run.params.train.seeds
     splits = [steps * part // parts for part in range(1, parts)]
     found: dict[Cell, dict[str, list[NDArray[np.float64]]]] = {}
 
@@ -90,16 +80,16 @@ def measure(
     with Meter("drawing", len(shifts) * (1 + len(seeds))) as meter:
         for shift in shifts:
             times = time_grid(steps, shift)
-            of_base = _run(run.base, run, times, None, 0)
+            of_base = _states(base, run, times)
             keep((shift, "", 0), of_base[:, -1])
             meter.advance()
             for seed in seeds:
                 with run.policy(variant, seed) as tuned:
-                    of_tuned = _run(tuned, run, times, None, 0)
-                    after = {at: _run(tuned, run, times, of_base[:, at], at)[:, -1] for at in splits}
+                    of_tuned = _states(tuned, run, times)
+                    after = {at: _states(tuned, run, times, of_base[:, at], at)[:, -1] for at in splits}
                 keep((shift, TUNED_FIRST, steps), of_tuned[:, -1])
                 for at in splits:
-                    keep((shift, TUNED_FIRST, at), _run(run.base, run, times, of_tuned[:, at], at)[:, -1])
+                    keep((shift, TUNED_FIRST, at), _states(base, run, times, of_tuned[:, at], at)[:, -1])
                     keep((shift, BASE_FIRST, at), after[at])
                 meter.advance()
     return {
@@ -108,37 +98,22 @@ def measure(
     }
 
 
-def _run(family: Family, run: FinishedRun, times: Tensor, start: Tensor | None, first_step: int) -> Tensor:
+def _states(
+    family: Family, run: FinishedRun, times: Tensor, start: Tensor | None = None, first_step: int = 0
+) -> Tensor:
     """States [P, steps + 1, L, D] of the ODE, from noise or from the state at a step."""
     parts = []
-    for rows in _batches(len(run.prompts)):
-        prompts = run.prompts.rows(rows)
+    for first in range(0, len(run.prompts), BATCH):
+        prompts = run.prompts.rows(range(first, min(first + BATCH, len(run.prompts))))
         if start is None:
             seeds = [image_seed(run.params.generate.seed, name, 0) for name in prompts.ids]
             streams = [torch.Generator().manual_seed(seed) for seed in seeds]
-            begin = sample_noise((len(rows), *family.latent_shape), streams).to(family.device)
+            begin = sample_noise((len(prompts), *family.latent_shape), streams).to(family.device)
         else:
-            begin = start[rows.start : rows.stop]
+            begin = start[first : first + BATCH]
         velocity = velocity_function(family, prompts.conditioning.to(family.device))
         parts.append(rollout_ode(lambda step, v=velocity: v, begin, times, first_step=first_step))  # type: ignore[misc]
     return torch.cat(parts)
-
-
-def _batches(count: int) -> Iterator[range]:
-    for first in range(0, count, BATCH):
-        yield range(first, min(first + BATCH, count))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("checkout", type=Path, help="checkout with a finished run")
-    parser.add_argument("--variant", default="chunk-ws", help="variant whose policies are used")
-    parser.add_argument("--shifts", type=float, nargs="+", default=[1.0, 3.0], help="shifts of the time grid")
-    parser.add_argument("--parts", type=int, default=5, help="parts of the steps (default: 5)")
-    parser.add_argument("--json", type=Path, default=Path("hybrid_splits.json"), help="result to write")
-    return parser
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Time of an image with each method, relative to one of them: `python -m benchmarks.method_times CHECKOUT`.
+"""Time of an image with each method, relative to one of them: `python -m benchmarks.studies.method_times CHECKOUT`.
 
 CHECKOUT has a finished run, such as of the preset `methods`; its trainings ran one after the other. Seconds are medians
 over iterations, without the first one, divided by the images that the variant draws in an iteration.
@@ -6,13 +6,12 @@ over iterations, without the first one, divided by the images that the variant d
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.tables import print_table, spread
+from benchmarks.tables import parser_of, print_table, spread
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.reporting.inputs import read_metrics
@@ -24,9 +23,7 @@ PARTS = ("rollout", "waiting_for_reward", "update")
 
 def main(options: Sequence[str] | None = None) -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("checkout", type=Path, help="checkout with a finished run")
     parser.add_argument(
         "--to", default="flow-grpo-fixed", help="variant whose time is 1 (default: flow-grpo-fixed)"

@@ -1,7 +1,7 @@
 """The study of docs/study.md: its results by training seed and prompt, and their analysis.
 
-    python -m benchmarks.study add CHECKOUT      # a checkout with a finished run of a preset study-*
-    python -m benchmarks.study table [BLOCK ...]
+    python -m benchmarks.studies.study add CHECKOUT      # a checkout with a finished run of a preset study-*
+    python -m benchmarks.studies.study table [BLOCK ...]
 
 `add` adds the seeds of a run to docs/study/BLOCK.parquet, their curves to BLOCK-curves.parquet, and to BLOCK.json where
 they come from. Runs of other settings or of seeds that are there already are refused. `table` prints the hypotheses
@@ -10,7 +10,6 @@ with their intervals and p-values in Markdown.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import math
@@ -27,8 +26,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from scipy import stats
 
-from benchmarks.method_times import PARTS
-from benchmarks.tables import print_table
+from benchmarks.studies.method_times import PARTS
+from benchmarks.tables import parser_of, print_table
 from chunk_grpo.artifacts import read_table
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.errors import ConfigError, DataError
@@ -39,7 +38,7 @@ from chunk_grpo.reporting.statistics import LEVEL, Interval, crossed_interval, h
 PREFIX = "study-"
 """Start of the names of the study's presets; the rest is the name of the block."""
 
-RESULTS = Path(__file__).resolve().parents[1] / "docs" / "study"
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "study"
 BASE = ("base", "base")
 POWER = 0.8
 
@@ -77,7 +76,14 @@ HYPOTHESES = (
 
 def main(options: Sequence[str] | None = None) -> int:
     """Add results or print tables; return the exit status."""
-    arguments = _parser().parse_args(options)
+    parser = parser_of(__doc__)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
+    commands = parser.add_subparsers(dest="command", required=True)
+    adding = commands.add_parser("add", help="add a finished run")
+    adding.add_argument("checkouts", nargs="+", type=Path, help="checkouts with finished runs")
+    showing = commands.add_parser("table", help="print the analysis")
+    showing.add_argument("blocks", nargs="*", help="names of blocks (default: all)")
+    arguments = parser.parse_args(options)
     try:
         if arguments.command == "add":
             for checkout in arguments.checkouts:
@@ -205,7 +211,7 @@ def read_block(block: str, results: Path) -> Block:
     """Read the results of a block, in which no policy may lack a seed or prompt."""
     table, about = results / f"{block}.parquet", results / f"{block}.json"
     if not table.exists():
-        raise DataError(f"{table}: no such file; `python -m benchmarks.study add CHECKOUT` writes it")
+        raise DataError(f"{table}: no such file; `python -m benchmarks.studies.study add CHECKOUT` writes it")
     known = json.loads(about.read_text(encoding="utf-8"))
     seeds = tuple(sorted(seed for run in known["runs"] for seed in run["seeds"]))
     rows = pq.read_table(table).to_pylist()
@@ -307,19 +313,6 @@ def _provenance(checkout: Path) -> dict[str, Any]:
         "torch": ", ".join(sorted({str(each["packages"]["torch"]) for each in found})),
         "training minutes": round(sum(each["seconds"] for each in found) / 60, 1),
     }
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
-    commands = parser.add_subparsers(dest="command", required=True)
-    adding = commands.add_parser("add", help="add a finished run")
-    adding.add_argument("checkouts", nargs="+", type=Path, help="checkouts with finished runs")
-    showing = commands.add_parser("table", help="print the analysis")
-    showing.add_argument("blocks", nargs="*", help="names of blocks (default: all)")
-    return parser
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Not counted: CUDA's context (about 2.5 GiB), workspaces of kernels, fragmentatio
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
-from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
 from torch import Tensor, distributed, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
@@ -29,14 +28,15 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from benchmarks.random_flux import VAE
+from benchmarks.flux_gpu import LORA_TARGETS
+from benchmarks.random_flux import VAE, family_of_parts, random_module
+from benchmarks.tables import parser_of
 from benchmarks.workloads import random_inputs
-from chunk_grpo.families.base import Conditioning, LoadOptions, TuningOptions
+from chunk_grpo.families.base import Conditioning, TuningOptions
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.sharding import shard_weights
 
-SIDE, TEXT_TOKENS = 720, 512
-LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
+CPU, SIDE, TEXT_TOKENS = torch.device("cpu"), 720, 512
 
 
 @dataclass(frozen=True)
@@ -186,17 +186,10 @@ class _Passes:
 
 def decode_bytes(images: int, scheduler: FlowMatchEulerDiscreteScheduler) -> int:
     """Peak of decoding images of 720 x 720 with FLUX.1's VAE, beyond its weights."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        vae = AutoencoderKL(**VAE)
-    finally:
-        torch.set_default_dtype(before)
-    parts = dict.fromkeys(("transformer", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"))
-    options = LoadOptions("random weights", dtype=torch.bfloat16, height=SIDE, width=SIDE)
-    family = FluxFamily(FluxPipeline(scheduler, vae=vae.eval(), **parts), options)
+    vae = random_module(lambda: AutoencoderKL(**VAE), CPU)
+    family = family_of_parts(SIDE, torch.bfloat16, CPU, scheduler, vae=vae)
     latents = torch.zeros(images, (SIDE // 16) ** 2, 64)
-    tracker = MemTracker()
+    tracker = _Tracker()
     tracker.track_external(vae)
     with tracker:
         family.decode(latents)
@@ -206,17 +199,8 @@ def decode_bytes(images: int, scheduler: FlowMatchEulerDiscreteScheduler) -> int
 
 def _family(case: Case, scheduler: FlowMatchEulerDiscreteScheduler, mesh: DeviceMesh) -> FluxFamily:
     """A bfloat16 network, sharded and prepared as training does it, without text encoders and VAE."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        network = FluxTransformer2DModel(guidance_embeds=True, **case.network)
-    finally:
-        torch.set_default_dtype(before)
-    parts = dict.fromkeys(("vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"))
-    options = LoadOptions("random weights", dtype=torch.bfloat16, height=SIDE, width=SIDE)
-    family = FluxFamily(
-        FluxPipeline(scheduler, transformer=network.requires_grad_(False).eval(), **parts), options
-    )
+    network = random_module(lambda: FluxTransformer2DModel(guidance_embeds=True, **case.network), CPU)
+    family = family_of_parts(SIDE, torch.bfloat16, CPU, scheduler, transformer=network)
     tuning = TuningOptions(case.lora_rank, 1.0, LORA_TARGETS, gradient_checkpointing=True, autocast=None)
 
     def spread(sharded: nn.Module, gathered: torch.dtype | None) -> None:
@@ -270,9 +254,7 @@ def _total(snapshot: Mapping[torch.device, Mapping[Any, int]]) -> int:
 
 def main(options: Sequence[str] | None = None) -> int:
     """Measure and print; return the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--micro-batch", type=int, default=12)
     parser.add_argument("--rollout-batch", type=int, default=12)

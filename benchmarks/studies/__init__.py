@@ -1,0 +1,1 @@
+"""Finished analyses, which README.md in this folder lists."""

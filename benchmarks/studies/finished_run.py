@@ -1,0 +1,82 @@
+"""A finished run of the pipeline in a checkout: its model, prompts, policies and scorers, for experiments on them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, chdir, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.tables import parser_of
+from chunk_grpo.artifacts import read_table
+from chunk_grpo.config import Params, load_params
+from chunk_grpo.families.base import Family
+from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.library.model import Model
+from chunk_grpo.scorers.reward import Reward
+from chunk_grpo.scorers.running.placing import place_scorer
+from chunk_grpo.training.rollouts import score_latents
+
+BATCH = 64
+"""Images that are decoded together."""
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What an experiment needs of a finished run."""
+
+    params: Params
+    """Its parameters."""
+    model: Model
+    """Its checkpoint, at the size of the evaluation images."""
+    prompts: PromptSet
+    """Prompts of the eval split."""
+    reward: Reward
+    """Scorers of the eval split."""
+
+    def policy(self, variant: str, seed: int) -> AbstractContextManager[Family]:
+        """A trained policy; inside the block it takes the place of the base model's network."""
+        return self.model.base.replaced_by(Path(f"artifacts/train/{variant}/seed-{seed}/transformer"))
+
+    def scores(self, latents: Tensor, rows: Sequence[int]) -> dict[str, NDArray[np.float64]]:
+        """Values [B] of each scorer for final latents [B, L, D]; `rows` has the index of each image's prompt."""
+        return score_latents(self.model.base, latents, self.prompts.rows(rows), self.reward, BATCH)
+
+
+@contextmanager
+def finished_run(checkout: Path) -> Iterator[FinishedRun]:
+    """Open the run in a checkout; its paths are relative to it, so it is the working directory inside the block."""
+    with chdir(checkout), torch.no_grad():
+        params = load_params(Path("params.yaml"))
+        drawn = params.generate
+        size = {"height": drawn.height, "width": drawn.width}
+        model = Model(params.model.model_copy(update=size), drawn.cfg_scale)
+        scorers = {
+            name: place_scorer(name, settings, params.executors.get(name))
+            for name, settings in params.scorers.items()
+            if "eval" in settings.splits
+        }
+        yield FinishedRun(params, model, _prompts(model), Reward(scorers, dict.fromkeys(scorers, 1.0)))
+
+
+def _prompts(model: Model) -> PromptSet:
+    """Held-out prompts, encoded anew. An image's noise depends on the id of its prompt."""
+    table = read_table("artifacts/prompts/evaluation.parquet", "prompts").to_pylist()
+    rows = [row for row in table if row["split"] == "eval"]
+    encoded = model.encode([row["prompt"] for row in rows], [json.loads(row["metadata"]) for row in rows])
+    return replace(encoded, ids=[row["prompt_id"] for row in rows])
+
+
+def parser_of_study(doc: str | None, name: str) -> argparse.ArgumentParser:
+    """A parser with the options of all experiments: the checkout, and the JSON file of the result."""
+    parser = parser_of(doc)
+    parser.add_argument("checkout", type=Path, help="checkout with a finished run")
+    parser.add_argument("--json", type=Path, default=Path(f"{name}.json"), help="result to write")
+    return parser
