@@ -3,7 +3,7 @@
 Pieces, each a few minutes at most and written to the JSON file when it ends:
 
 - rate: TFLOP/s of one large matrix product in bfloat16, which the others are compared with;
-- passes: rollout and update passes by batch size (`benchmarks.flux_gpu`);
+- passes: rollout and update passes by batch size; what does not fit is a row that says so;
 - ways: the same passes by attention backend and with compiled blocks;
 - scorer: images a second of a network of HPSv3's size (Qwen2-VL 7B), without preprocessing;
 - weights: a random FLUX.1-dev pipeline written to local disk;
@@ -37,7 +37,6 @@ from benchmarks.flux_gpu import (
     FLUX_DEV,
     FORWARD,
     LORA_TARGETS,
-    NO_DEVICE,
     SMALL,
     WORKS,
     make_family,
@@ -59,8 +58,11 @@ from chunk_grpo.planning.plan import make_plan
 from chunk_grpo.scorers.hpsv3_model import HPSv3Network
 from tests.conftest import ORDER, Workspace, any_prompt, new_workspace
 
-MORE = 75
-"""Exit status while pieces are left."""
+NO_DEVICE, MORE = 2, 75
+"""Exit status if there is no GPU and `--small` was not given, and while pieces are left."""
+
+KINDS = ("rate", "passes", "ways", "scorer", "weights", "flow")
+"""Kinds of pieces."""
 
 UPDATE = "LoRA, checkpointing"
 NATIVE = "native"
@@ -116,14 +118,14 @@ class Bench:
 
     def passes(self, work: str) -> dict[str, Any]:
         """Passes of one kind by batch size."""
-        found = measure(self._size, work, self.batch_sizes, self.min_run_time, torch.bfloat16, self.device)
+        found = measure(self._size, work, self.batch_sizes, self.min_run_time, self.device)
         return {"cells": [asdict(cell) for cell in found]}
 
     def way(self, way: str) -> dict[str, Any]:
         """Forward pass and LoRA update at one batch size, by one way of computing the same."""
         found: dict[str, Any] = {"batch_size": self._batch}
         for work in (FORWARD, UPDATE):
-            family = make_family(self._size, work, torch.bfloat16, self.device)
+            family = make_family(self._size, work, self.device)
             try:
                 # diffusers keeps the last backend for all networks of the process.
                 family.transformer.set_attention_backend(NATIVE if way == COMPILED else way)
@@ -139,7 +141,7 @@ class Bench:
             del family
             release(self.device)
         meta = torch.device("meta")
-        family = make_family(self._size, FORWARD, torch.bfloat16, meta)
+        family = make_family(self._size, FORWARD, meta)
         family.transformer.set_attention_backend(NATIVE)
         with sdpa_kernel(SDPBackend.MATH):
             found["forward_tflop"] = (
@@ -280,7 +282,7 @@ def main(options: Sequence[str] | None = None) -> int:
         found["pieces"] = _kept(json.loads(arguments.json.read_text(encoding="utf-8")), about)
     started = time.monotonic()
     for name, piece in bench.pieces():
-        if name in found["pieces"]:
+        if name in found["pieces"] or name.partition("/")[0] not in arguments.only:
             continue
         if time.monotonic() - started > 60 * arguments.minutes:
             console.print(f"{arguments.minutes:g} minutes are over; run again to go on from {name}.")
@@ -311,6 +313,9 @@ def _parser() -> argparse.ArgumentParser:
         "--small", action="store_true", help="run small networks, on the CPU if there is no GPU"
     )
     parser.add_argument("--minutes", type=float, default=60.0, help="start no piece after this time")
+    parser.add_argument(
+        "--only", nargs="+", choices=KINDS, default=KINDS, help="kinds of pieces (default: all)"
+    )
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 4, 12])
     parser.add_argument("--min-run-time", type=float, default=3.0, help="least seconds of each measurement")
     parser.add_argument(

@@ -65,13 +65,11 @@ def write_random_flux(folder: Path, device: torch.device, network: Mapping[str, 
         gc.collect()
 
 
-def random_module(
-    make: Callable[[], Module], device: torch.device, dtype: torch.dtype = torch.bfloat16
-) -> Module:
-    """A module with random weights, drawn on the device in their type."""
+def random_module(make: Callable[[], Module], device: torch.device) -> Module:
+    """A module with random weights, drawn on the device in bfloat16."""
     torch.manual_seed(0)
     before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)  # avoids a temporary float32 copy
+    torch.set_default_dtype(torch.bfloat16)  # avoids a temporary float32 copy
     try:
         with device:
             return make()
@@ -81,18 +79,17 @@ def random_module(
 
 def family_of_parts(
     side: int,
-    dtype: torch.dtype,
     device: torch.device,
     scheduler: FlowMatchEulerDiscreteScheduler | None = None,
     **parts: nn.Module,
 ) -> FluxFamily:
-    """A family whose pipeline has these parts alone, for images of `side` x `side` pixels."""
+    """A bfloat16 family whose pipeline has these parts alone, for images of `side` x `side` pixels."""
     for part in parts.values():
         part.requires_grad_(False).eval()
     names = ("transformer", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
     chosen = {**dict.fromkeys(names), **parts}
     pipeline = FluxPipeline(scheduler or FlowMatchEulerDiscreteScheduler(), **chosen)
-    options = LoadOptions("random weights", dtype=dtype, height=side, width=side, device=device)
+    options = LoadOptions("random weights", dtype=torch.bfloat16, height=side, width=side, device=device)
     return FluxFamily(pipeline, options)
 
 

@@ -187,7 +187,7 @@ class _Passes:
 def decode_bytes(images: int, scheduler: FlowMatchEulerDiscreteScheduler) -> int:
     """Peak of decoding images of 720 x 720 with FLUX.1's VAE, beyond its weights."""
     vae = random_module(lambda: AutoencoderKL(**VAE), CPU)
-    family = family_of_parts(SIDE, torch.bfloat16, CPU, scheduler, vae=vae)
+    family = family_of_parts(SIDE, CPU, scheduler, vae=vae)
     latents = torch.zeros(images, (SIDE // 16) ** 2, 64)
     tracker = _Tracker()
     tracker.track_external(vae)
@@ -200,7 +200,7 @@ def decode_bytes(images: int, scheduler: FlowMatchEulerDiscreteScheduler) -> int
 def _family(case: Case, scheduler: FlowMatchEulerDiscreteScheduler, mesh: DeviceMesh) -> FluxFamily:
     """A bfloat16 network, sharded and prepared as training does it, without text encoders and VAE."""
     network = random_module(lambda: FluxTransformer2DModel(guidance_embeds=True, **case.network), CPU)
-    family = family_of_parts(SIDE, torch.bfloat16, CPU, scheduler, transformer=network)
+    family = family_of_parts(SIDE, CPU, scheduler, transformer=network)
     tuning = TuningOptions(case.lora_rank, 1.0, LORA_TARGETS, gradient_checkpointing=True, autocast=None)
 
     def spread(sharded: nn.Module, gathered: torch.dtype | None) -> None:

@@ -9,8 +9,8 @@ import torch
 from transformers import CLIPTokenizer
 
 from benchmarks import gpu_report
-from benchmarks.flux_gpu import FORWARD, NO_DEVICE
-from benchmarks.gpu_report import MORE, UPDATE, Bench, main
+from benchmarks.flux_gpu import FORWARD
+from benchmarks.gpu_report import MORE, NO_DEVICE, UPDATE, Bench, main
 from benchmarks.gpu_report_text import markdown
 from benchmarks.random_flux import makers_of_parts
 from benchmarks.workloads import TINY
@@ -61,6 +61,9 @@ def test_interrupted_report_resumes(
     table = (tmp_path / "report.md").read_text()
     assert "| weights | 34 GB written, s | 3 |" in table
     assert "| scorer | not measured | out of memory |" in table
+    (tmp_path / "report.json").unlink()
+    assert main([*where, "--only", "weights"]) == 0
+    assert ran[4:] == ["weights"]
 
 
 def test_passes_ways_and_scorer_are_measured(tmp_path: Path) -> None:
