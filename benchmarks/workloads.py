@@ -16,13 +16,14 @@ from diffusers.utils import logging as diffusers_logging
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
-from chunk_grpo.config import Params, load_params, parse_params
+from chunk_grpo.config import Params, parse_params
 from chunk_grpo.core.chunk_sampling import chunk_weights
 from chunk_grpo.core.chunking import listed_plan
 from chunk_grpo.core.flow import time_grid
 from chunk_grpo.families.base import Conditioning, LoadOptions
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.orchestration.presets import composed
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.scorers.running.registry import make_scorer
 from chunk_grpo.shapes.prompts import all_prompts
@@ -86,11 +87,10 @@ class Workload:
         return FluxFamily.load(self._options(), ("transformer", "vae"))
 
     def params(self) -> Params:
-        """params.yaml with this workload's sizes and "Chunk-GRPO w/ ws" as the only variant."""
-        raw: dict[str, Any] = load_params(ROOT / "params.yaml").model_dump()
-        raw["sampling"] |= {"num_steps": self.num_sde_steps + 1, "shift": SHIFT, "sde": "flow", "eta": 0.7}
+        """The preset `tiny` with this workload's sizes, and two rewards."""
+        raw: dict[str, Any] = composed(ROOT, "tiny")
+        raw["sampling"]["num_steps"] = self.num_sde_steps + 1
         raw["rewards"] = {"shapes-graded": 1.0, "shapes-vivid": 0.6}
-        raw["train"]["heldout"] |= {"scorers": ()}
         raw["chunks"] = {"plans": {"listed": {"kind": "listed", "sizes": self.sizes}}}
         raw["variants"] = {VARIANT: {"objective": "chunk", "plan": "listed", "selection": "weighted"}}
         raw["train"] |= {
@@ -99,21 +99,10 @@ class Workload:
             "updates_per_iteration": 2,
             "rollout_batch_size": self.micro_batch,
             "micro_batch_size": self.micro_batch,
-            "fraction": 0.5,
             "clip_range": 1e-4,
-            "kl_coef": 0.0,
             "learning_rate": 1.5e-4,
-            "weight_decay": 1e-4,
-            "max_grad_norm": 1.0,
-            "same_noise_in_group": False,
-            "reward_in_background": True,
-            "old_log_probs": "rollout",
-            "lora": None,
-            "gradient_checkpointing": False,
-            "shard_weights": False,
-            "hybrid_sharding": False,
-            "ema_decay": None,
         }
+        raw["train"]["heldout"]["scorers"] = []
         return parse_params(raw)
 
     def method(self) -> Method:
