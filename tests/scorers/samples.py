@@ -10,6 +10,16 @@ import numpy as np
 from chunk_grpo.config.scorer_settings import Weights
 from chunk_grpo.scorers.base import Pictures, ScoreBatch
 
+PROMPTS = [
+    "a photo of a red cat",
+    "An Astronaut riding a HORSE on the moon, 4k; (detailed:1.3) --ar 16:9",
+    "naïve café, 東京の夜, emoji 🙂",
+    "it's  two\ttabs, the dog's 37 toys",
+    "a very long prompt of many words " * 20,
+    "x",
+]
+"""Capitals, letters of other scripts, white space, apostrophes, and more tokens than a text encoder takes."""
+
 
 def weights(folder: Path) -> Weights:
     return Weights(checkpoint=str(folder), revision=None)

@@ -20,19 +20,11 @@ from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.clip import ClipScore
 from tests.scorers.checkpoints_clip import MEAN, STD, Sizes, make_clip
 from tests.scorers.originals.environments import python_with, run_original
-from tests.scorers.samples import noise, weights
+from tests.scorers.samples import PROMPTS, noise, weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SIZE = 56
-PROMPTS = [
-    "a photo of a red cat",
-    "An Astronaut riding a HORSE on the moon, 4k; (detailed:1.3) --ar 16:9",
-    "naïve café, 東京の夜, emoji 🙂",
-    "it's  two\ttabs, the dog's 37 toys",
-    "a very long prompt of many words " * 20,
-    "x",
-]
 CLEANED = ["a “quoted” cat", "salt &amp; pepper", "cafÃ©"]
 """open_clip straightens quotes, resolves HTML's names and mends wrongly decoded text (ftfy); transformers does not."""
 

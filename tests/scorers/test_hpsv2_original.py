@@ -13,20 +13,12 @@ from chunk_grpo.scorers.hpsv2 import to_pixels
 from tests.scorers.checkpoints_clip import make_clip
 from tests.scorers.checkpoints_hpsv2 import IMAGE, JOINT, LAYERS, PATCH, TEXT, WIDE, make_hpsv2
 from tests.scorers.originals.environments import python_with, run_original
-from tests.scorers.samples import batch_of
+from tests.scorers.samples import PROMPTS, batch_of
 from tests.scorers.test_hpsv2 import hpsv2, padded
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CLIP_WORDS = 49408
-PROMPTS = [
-    "a photo of a red cat",
-    "An Astronaut riding a HORSE on the moon, 4k; (detailed:1.3) --ar 16:9",
-    "naïve café, 東京の夜, emoji 🙂",
-    "it's  two\ttabs, the dog's 37 toys",
-    "a very long prompt of many words " * 20,
-    "x",
-]
 SIDES = [(64, 64), (48, 80), (97, 33), (40, 25), (1024, 1024), (20, 20)]
 """Without 32x20: the package does not pad a picture whose longer side has its size already, and fails."""
 
