@@ -9,7 +9,7 @@ from itertools import count
 from prefect.runtime import flow_run, task_run
 
 from chunk_grpo.orchestration.workspace import Workspace
-from chunk_grpo.reporting.highlight import slug
+from chunk_grpo.reporting.markdown import slug
 
 _SHOWN = 2  # overrides in a name
 _LONGEST = 24  # characters of an override

@@ -28,7 +28,7 @@ from chunk_grpo.orchestration.pipeline import StageSpec
 from chunk_grpo.orchestration.progress import Progress
 from chunk_grpo.orchestration.stalls import watched
 from chunk_grpo.orchestration.workspace import Workspace
-from chunk_grpo.reporting.highlight import slug
+from chunk_grpo.reporting.markdown import slug
 from flows._names import name_of_task
 from flows._pool import run_on_pool
 from flows._ui import live, show_outcomes, show_results, stage_state

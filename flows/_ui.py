@@ -5,10 +5,10 @@ Plots are embedded in the Markdown as `data:` URIs: Prefect's image artifact als
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import cast
 from uuid import UUID
 
@@ -19,13 +19,14 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
+from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.environment import REPORTS_URL
 from chunk_grpo.git import is_of_working_tree, uncommitted
 from chunk_grpo.orchestration.outcomes import StageOutcome
 from chunk_grpo.orchestration.progress import Progress
 from chunk_grpo.orchestration.repeating import repeating
 from chunk_grpo.orchestration.workspace import Workspace
-from chunk_grpo.reporting.highlight import Highlight, report, slug
+from chunk_grpo.reporting.markdown import Section, report, slug
 from flows._workspace import REPOSITORY
 
 _LIVE_SECONDS = 20.0
@@ -47,17 +48,19 @@ def _only_shown() -> Iterator[None]:
 
 
 @_only_shown()
-def show(workspace: Workspace, highlights: Sequence[Highlight]) -> None:
-    """Publish each highlight as an artifact; its first line says which settings and commit it belongs to."""
-    for each in highlights:
+def show(workspace: Workspace, sections: Sequence[Section]) -> None:
+    """Publish each section as an artifact; its first line says which settings and commit it belongs to."""
+    for each in sections:
         text = _with_settings(each.markdown, workspace)
         create_markdown_artifact(text, key=_key(each, workspace.label), description=each.title)
 
 
 @_only_shown()
 def show_results(progress: Progress) -> None:
-    """Publish the highlights that are new since the last call."""
-    show(progress.workspace, progress.new_highlights())
+    """Publish the sections of the report with results of the stages that have ended since the last call."""
+    from chunk_grpo.reporting.sections import sections_after  # here: importing matplotlib takes seconds
+
+    show(progress.workspace, sections_after(progress.take_new(), progress.workspace.root))
 
 
 @_only_shown()
@@ -66,7 +69,7 @@ def show_outcomes(progress: Progress) -> None:
     edits, commit = uncommitted(REPOSITORY), progress.workspace.spec.commit
     included = is_of_working_tree(progress.workspace.root, commit)
     text = progress.markdown([] if included else edits, is_of_edits=included)
-    page = Highlight("outcomes", "What became of each stage", text)
+    page = Section("outcomes", "What became of each stage", text)
     create_markdown_artifact(text, key=_key(page, progress.workspace.label), description=page.title)
 
 
@@ -76,7 +79,7 @@ def show_report(workspace: Workspace, published: str | None) -> None:
 
     `published` is its folder, relative to the root of all published results; None if they are not published.
     """
-    page, folder = _page(published), workspace.root / "artifacts" / "report"
+    page, folder = _page(published), Path(Layout.below(workspace.root).report)
     if shown := report(folder, page):
         show(workspace, shown)
         get_run_logger().info(f"Report: {page or folder}")
@@ -89,25 +92,18 @@ def show_comparison(workspaces: Sequence[Workspace], published: Sequence[str]) -
     Returns its text; None if there is no report. `published` is the folder of each workspace's results, as of
     `publish_run`; "" if they are not published.
     """
-    from chunk_grpo.reporting.presets_compared import presets_compared  # here: importing scipy takes a second
-    from chunk_grpo.reporting.settings_compared import setting_of, settings_compared
+    from chunk_grpo.reporting.settings_compared import comparison  # here: importing scipy takes a second
 
-    files = {it.label: it.root / "artifacts" / "report" / "summary.json" for it in workspaces}
-    summaries = {
-        label: json.loads(file.read_text("utf-8")) for label, file in files.items() if file.is_file()
-    }
-    if not summaries:
+    tables = comparison([(it.label, it.root) for it in workspaces])
+    if not tables:
         return None
-    table = presets_compared(summaries)
-    names = [it.label.removeprefix(it.preset).strip() or it.preset for it in workspaces]
-    read = [setting_of(name, it.root) for name, it in zip(names, workspaces, strict=True)]
-    pairs = settings_compared([setting for setting in read if setting is not None])
     sources = "\n".join(
         f"- {it.settings}, commit `{it.spec.commit[:12]}`{_link(each)}"
         for it, each in zip(workspaces, published, strict=True)
     )
-    text = f"{table.markdown}\n{pairs}\n{sources}\n"
-    create_markdown_artifact(text, key=_key(table, "ablations"), description=table.title)
+    text = f"{tables}\n{sources}\n"
+    title = "Presets and variants of this run"
+    create_markdown_artifact(text, key="comparison-ablations", description=title)
     return text
 
 
@@ -120,10 +116,10 @@ def live(workspace: Workspace, stage: str) -> AbstractContextManager[None]:
 
     @_only_shown()
     def follow() -> None:
-        from chunk_grpo.reporting.live import live_curves  # here: importing matplotlib takes seconds
+        from flows._live import live_curves  # here: importing matplotlib takes seconds
 
         nonlocal artifact, shown
-        curves = live_curves(workspace.root / "logs", variant, seed)
+        curves = live_curves(workspace.root, variant, seed)
         if curves is None or curves.markdown == shown:
             return
         text = _with_settings(curves.markdown, workspace)
@@ -153,5 +149,5 @@ def _with_settings(markdown: str, workspace: Workspace) -> str:
     return f"{workspace.settings}, commit `{workspace.spec.commit[:12]}`.\n\n{markdown}"
 
 
-def _key(highlight: Highlight, label: str) -> str:
-    return slug(f"{highlight.key}-{label}")
+def _key(section: Section, label: str) -> str:
+    return slug(f"{section.key}-{label}")

@@ -16,7 +16,7 @@ from chunk_grpo.git import WORKING_TREE, commit_of_working_tree, resolved, uncom
 from chunk_grpo.orchestration.commands import Commands, Log
 from chunk_grpo.orchestration.guard import die_with_parent
 from chunk_grpo.orchestration.workspace import RunSpec, Workspace, make_workspace
-from chunk_grpo.reporting.highlight import slug
+from chunk_grpo.reporting.markdown import slug
 
 REPOSITORY = Path(os.environ.get(environment.REPOSITORY) or Path(__file__).resolve().parents[1])
 """Repository whose commits and DVC cache this worker's runs use."""

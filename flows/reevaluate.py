@@ -20,10 +20,10 @@ from chunk_grpo.git import resolved
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.presets import Override
 from chunk_grpo.orchestration.workspace import RunSpec, TrainedModels
-from chunk_grpo.reporting.highlight import slug
 from chunk_grpo.reporting.history import Evaluation, measure
 from chunk_grpo.reporting.history_page import alert, summary
 from chunk_grpo.reporting.history_store import record
+from chunk_grpo.reporting.markdown import slug
 from flows._names import name_of_reevaluate
 from flows._stages import run_stages
 from flows._ui import show

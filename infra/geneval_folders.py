@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chunk_grpo.artifacts import read_parts, read_table
+from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError
 from chunk_grpo.progress import Meter
 from chunk_grpo.scorers.geneval.folders import OriginalResult, read_results, write_prompt_folder
@@ -162,9 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     reading.add_argument("results", help="results file of the evaluator")
     reading.add_argument("--scores", help="scores/2 of the scorer geneval, Parquet, to compare with")
     for command, run in ((writing, write), (reading, read)):
-        command.add_argument(
-            "--prompts", default="artifacts/prompts/evaluation.parquet", help="prompts/1, Parquet"
-        )
+        command.add_argument("--prompts", default=Layout().prompts, help="prompts/1, Parquet")
         command.add_argument("--split", default="geneval", help="split of the prompts (default: geneval)")
         command.add_argument(
             "--mode", default=BASE, help="mode of the images: base, tuned or hybrid (default: base)"

@@ -4,9 +4,10 @@ import sys
 from dataclasses import dataclass, field
 
 from chunk_grpo.artifacts import output_dir
+from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.artifacts.unrecorded import forget_recorded
 from chunk_grpo.config import Params
-from chunk_grpo.reporting.inputs import Folders, read_evidence, settings_from
+from chunk_grpo.reporting.inputs import read_evidence, settings_from
 from chunk_grpo.reporting.page import build_report
 from stages._stage import argument, run_stage
 
@@ -16,7 +17,7 @@ class Arguments:
     prompts: str = field(metadata=argument("prompts/1, Parquet"))
     profile: str = field(metadata=argument("l1_profile/1, Parquet"))
     chunks: str = field(metadata=argument("folder with PLAN.parquet"))
-    train: str = field(metadata=argument("folder with VARIANT/metrics.parquet"))
+    train: str = field(metadata=argument("folder with VARIANT/seed-N/metrics.parquet"))
     images: str = field(metadata=argument("folder with POLICY/images.parquet"))
     scores: str = field(metadata=argument("folder with POLICY/SCORER.parquet"))
     runs: str = field(metadata=argument("folder with run manifests, STAGE.json"))
@@ -26,7 +27,7 @@ class Arguments:
 def main(params: Params, arguments: Arguments) -> None:
     forget_recorded()
     settings = settings_from(params)
-    folders = Folders(
+    layout = Layout(
         prompts=arguments.prompts,
         profile=arguments.profile,
         chunks=arguments.chunks,
@@ -35,7 +36,7 @@ def main(params: Params, arguments: Arguments) -> None:
         scores=arguments.scores,
         runs=arguments.runs,
     )
-    files = build_report(read_evidence(folders, settings), settings)
+    files = build_report(read_evidence(layout, settings), settings)
     with output_dir(arguments.out) as folder:
         for name, content in files.items():
             path = folder / name

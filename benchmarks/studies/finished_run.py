@@ -16,6 +16,7 @@ from torch import Tensor
 
 from benchmarks.tables import parser_of
 from chunk_grpo.artifacts import read_table
+from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.families.base import Family
 from chunk_grpo.families.prompts import PromptSet
@@ -24,6 +25,8 @@ from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.scorers.running.placing import place_scorer
 from chunk_grpo.training.rollouts import score_latents
 
+AT = Layout()
+"""Paths from the working directory."""
 BATCH = 64
 """Images that are decoded together."""
 
@@ -43,7 +46,7 @@ class FinishedRun:
 
     def policy(self, variant: str, seed: int) -> AbstractContextManager[Family]:
         """A trained policy; inside the block it takes the place of the base model's network."""
-        return self.model.base.replaced_by(Path(f"artifacts/train/{variant}/seed-{seed}/transformer"))
+        return self.model.base.replaced_by(Path(AT.policy(variant, seed), "transformer"))
 
     def scores(self, latents: Tensor, rows: Sequence[int]) -> dict[str, NDArray[np.float64]]:
         """Values [B] of each scorer for final latents [B, L, D]; `rows` has the index of each image's prompt."""
@@ -68,7 +71,7 @@ def finished_run(checkout: Path) -> Iterator[FinishedRun]:
 
 def _prompts(model: Model) -> PromptSet:
     """Held-out prompts, encoded anew. An image's noise depends on the id of its prompt."""
-    table = read_table("artifacts/prompts/evaluation.parquet", "prompts").to_pylist()
+    table = read_table(AT.prompts, "prompts").to_pylist()
     rows = [row for row in table if row["split"] == "eval"]
     encoded = model.encode([row["prompt"] for row in rows], [json.loads(row["metadata"]) for row in rows])
     return replace(encoded, ids=[row["prompt_id"] for row in rows])

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.tables import parser_of, print_table, spread
+from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.reporting.inputs import read_metrics
@@ -56,14 +57,14 @@ def milliseconds(checkout: Path, params: Params, variant: str) -> list[list[floa
 
     A run that is not finished, or has a single iteration, is refused.
     """
-    folder = checkout / "artifacts" / "timings" / variant
-    found = read_metrics(variant, {seed: folder / f"seed-{seed}.parquet" for seed in params.train.seeds})
+    at = Layout.below(checkout)
+    found = read_metrics(variant, {seed: at.times(variant, seed) for seed in params.train.seeds})
     rows = found.table.to_pylist()
     values = {(row["train_seed"], row["iteration"], row["metric"]): row["value"] for row in rows}
     places = sorted({(seed, iteration) for seed, iteration, _ in values if iteration > 1})
     if not places:
         raise DataError(
-            f"{folder}: has one iteration, which includes the start; set train.iterations to 2 or more"
+            f"{at.timings}/{variant}: has one iteration, which includes the start; set train.iterations to 2 or more"
         )
     scale = 1000 / images_of(params, variant)
     return [

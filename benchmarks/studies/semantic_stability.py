@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from benchmarks.studies.finished_run import parser_of_study
 from benchmarks.tables import print_table, write_found
 from chunk_grpo.artifacts import read_table
+from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.config import load_params
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.image_files import decode_image
@@ -86,16 +87,17 @@ def measure(
             f"{checkout / 'params.yaml'}: prompts.source: must be shapes, whose detector needs no model, "
             f"got {params.prompts.source}"
         )
-    table = read_table(str(checkout / "artifacts/prompts/evaluation.parquet"), "prompts").to_pylist()
+    at = Layout.below(checkout)
+    table = read_table(at.prompts, "prompts").to_pylist()
     captions = {row["prompt_id"]: row["prompt"] for row in table if row["split"] == "eval"}
     rows: dict[Policy, dict[str, list[list[float]]]] = {}
     of_base: dict[str, list[Found]] = {}
     policies = (BASE[0], *(params.variants if variants is None else variants))
     with Meter("policies", len(policies)) as meter:
         for variant in policies:
-            folder = checkout / "artifacts/images" / variant
-            folders = [folder] if variant == BASE[0] else [folder / f"seed-{s}" for s in params.train.seeds]
-            for (mode, _seed), images in sorted(_images(folders, captions).items()):
+            seeds = (None,) if variant == BASE[0] else params.train.seeds
+            paths = [Path(at.drawn(variant, seed)) for seed in seeds]
+            for (mode, _seed), images in sorted(_images(paths, captions).items()):
                 detected = {name: [_found(image) for image in images[name]] for name in captions}
                 of_base = of_base or detected
                 each = [_measures(images[name], detected[name], of_base[name]) for name in captions]

@@ -29,6 +29,7 @@ from scipy import stats
 from benchmarks.studies.method_times import PARTS
 from benchmarks.tables import parser_of, print_table
 from chunk_grpo.artifacts import read_table
+from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.reporting.comparisons import interval_text, signed
@@ -142,13 +143,13 @@ def settings_digest(params: Params) -> str:
 
 def scores_of(checkout: Path, params: Params) -> pa.Table:
     """Scores of a run: variant, mode, train_seed, prompt_id, caption, scorer, and the mean value of the samples."""
-    prompts = read_table(str(checkout / "artifacts/prompts/evaluation.parquet"), "prompts").to_pylist()
+    at = Layout.below(checkout)
+    prompts = read_table(at.prompts, "prompts").to_pylist()
     captions = {row["prompt_id"]: row["prompt"] for row in prompts if row["split"] == "eval"}
     sums: dict[tuple[str, str, int, str, str], list[float]] = {}
     for policy in (BASE[0], *params.variants):
         for scorer in params.scorers:
-            path = str(checkout / "artifacts/scores" / policy / f"{scorer}.parquet")
-            for row in read_table(path, "scores").to_pylist():
+            for row in read_table(at.scored(policy, scorer), "scores").to_pylist():
                 if row["metric"] == "score" and row["prompt_id"] in captions:
                     place = (policy, row["mode"], row["train_seed"], row["prompt_id"], scorer)
                     sums.setdefault(place, []).append(row["value"])
@@ -166,13 +167,12 @@ def curves_of(checkout: Path, params: Params) -> pa.Table:
     updates.
     """
     rows: list[dict[str, Any]] = []
+    at, seeds = Layout.below(checkout), params.train.seeds
     for variant in params.variants:
-        folder, timings = checkout / "artifacts/train" / variant, checkout / "artifacts/timings" / variant
-        seeds = params.train.seeds
-        metrics = read_metrics(variant, {s: folder / f"seed-{s}" / "metrics.parquet" for s in seeds})
+        metrics = read_metrics(variant, {s: at.metrics(variant, s) for s in seeds})
         rows += [row for row in metrics.table.to_pylist() if row["metric"].startswith(DRAWN)]
         seconds: dict[tuple[str, int, int], float] = {}
-        timed = read_metrics(variant, {s: timings / f"seed-{s}.parquet" for s in seeds})
+        timed = read_metrics(variant, {s: at.times(variant, s) for s in seeds})
         for row in timed.table.to_pylist():
             if row["metric"] in SECONDS:
                 place = (variant, row["train_seed"], row["iteration"])
@@ -305,7 +305,7 @@ def _start(params: Params) -> dict[str, Any]:
 
 
 def _provenance(checkout: Path) -> dict[str, Any]:
-    manifests = sorted((checkout / "artifacts/runs").glob("train@*.json"))
+    manifests = sorted(Path(Layout.below(checkout).runs).glob("train@*.json"))
     found = [json.loads(path.read_text(encoding="utf-8")) for path in manifests]
     return {
         "commit": ", ".join(sorted({str(each["commit"]) for each in found})),

@@ -22,6 +22,7 @@ import yaml
 from rich.console import Console
 
 from chunk_grpo.artifacts.io import read_text
+from chunk_grpo.artifacts.layout import ARTIFACTS
 from chunk_grpo.artifacts.run_record import (
     NO_RUN,
     RECORD,
@@ -113,7 +114,7 @@ def _sources(workspace: Path, models: bool) -> dict[str, Path]:
         raise DataError(
             f"{workspace}: must be a workspace, got a folder without params.yaml. Check the path."
         )
-    artifacts = workspace / "artifacts"
+    artifacts = workspace / ARTIFACTS
     found: dict[str, Path] = {}
     with storage_errors("read", artifacts):
         for folder, folders, names in os.walk(artifacts, onerror=_raise):

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import jinja2
 
 from chunk_grpo.artifacts import output_dir, read_json, write_text
+from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.config.models import ModelParams, SamplingParams
 from chunk_grpo.config.training import TrainParams
@@ -20,8 +21,8 @@ from chunk_grpo.families.weights.policy import comfyui_lora, merged
 from chunk_grpo.library.model import Model
 from chunk_grpo.library.training import Policy, TrainingRecord
 from chunk_grpo.reporting.comparisons import difference_text, digits_of, interval_text
-from chunk_grpo.reporting.highlight import escaped
 from chunk_grpo.reporting.inputs import title_of
+from chunk_grpo.reporting.markdown import escaped
 from chunk_grpo.reporting.statistics import Interval
 from chunk_grpo.reporting.variant_summary import mix_text, recipe
 
@@ -137,7 +138,7 @@ def export_run(checkout: Path, variant: str, seed: int, kind: Kind, out: Path) -
             f"{checkout / 'params.yaml'}: has the variants {', '.join(params.variants)} with the training seeds "
             f"{', '.join(map(str, params.train.seeds))}, got {variant} with seed {seed}"
         )
-    trained = checkout / "artifacts" / "train" / variant / f"seed-{seed}" / "transformer"
+    trained = Path(Layout.below(checkout).transformer(variant, seed))
     if not trained.is_dir():
         raise DataError(f"{trained}: no such folder; run `dvc repro` there, or `dvc pull`")
     model, local = params.model, checkout / params.model.checkpoint
@@ -197,7 +198,7 @@ def _text(card: _Card, kind: Kind, is_on_hub: bool) -> str:
 
 def _report(params: Params, checkout: Path, variant: str) -> _Measured:
     """Scores from the report of a run."""
-    path = checkout / "artifacts" / "report" / "summary.json"
+    path = Path(Layout.below(checkout).summary)
     if not path.exists():
         return _Measured("The run has no report.")
     summary = read_json(str(path))
@@ -225,5 +226,5 @@ def _cell(found: Mapping[str, Any]) -> str:
 
 
 def _commit(checkout: Path, variant: str, seed: int) -> str:
-    path = checkout / "artifacts" / "runs" / f"train@{variant}-{seed}.json"
+    path = Path(Layout.below(checkout).manifest(f"train@{variant}-{seed}"))
     return str(read_json(str(path))["commit"]) if path.exists() else "unknown"

@@ -1,19 +1,13 @@
-"""Run status: one-line summary, Markdown table, and new UI artifacts."""
+"""Run status: one-line summary and Markdown table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING
 
 from chunk_grpo.orchestration.outcomes import StageOutcome
 from chunk_grpo.orchestration.pipeline import StageSpec
 from chunk_grpo.orchestration.workspace import Workspace
-
-if TYPE_CHECKING:
-    from chunk_grpo.reporting.highlight import Highlight
-    from chunk_grpo.reporting.highlights import Highlights
 
 
 @dataclass
@@ -28,13 +22,13 @@ class Progress:
     """Outcomes of the stages that are up to date."""
     failed: list[str] = field(default_factory=list)
     """Names of the failed stages. Stages in neither `done` nor `failed` were not reached."""
+    _taken: set[str] = field(default_factory=set)
 
-    def new_highlights(self) -> Sequence[Highlight]:
-        """Highlights that are new since the last call.
-
-        ChunkGrpoError if another version of the code wrote the results.
-        """
-        return self._highlights.new()
+    def take_new(self) -> list[str]:
+        """Names of the stages that have come up to date since the last call."""
+        new = [name for name in self.done if name not in self._taken]
+        self._taken.update(new)
+        return new
 
     def markdown(self, missed: Sequence[str], *, is_of_edits: bool = False) -> str:
         """Status page of all stages.
@@ -70,12 +64,6 @@ class Progress:
         if outcome := self.done.get(name):
             return f"{outcome.outcome} | {outcome.seconds:.1f} | {outcome.size:,}"
         return "**failed** | |" if name in self.failed else "not reached | |"
-
-    @cached_property
-    def _highlights(self) -> Highlights:
-        from chunk_grpo.reporting.highlights import Highlights  # here: importing matplotlib takes seconds
-
-        return Highlights(self.workspace.root)
 
 
 def summary(progress: Sequence[Progress]) -> str:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.environment import END_STALLED
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.orchestration.attempts import TRY_AGAIN
@@ -89,7 +90,7 @@ def watched(stage: str, root: Path, commands: Commands, warn: Log) -> Iterator[N
     if kind != "train":
         yield
         return
-    journal = root / "logs" / variant / f"seed-{seed}" / FILE
+    journal = Path(Layout.below(root).journal_folder(variant, seed), FILE)
     watch = _Watch(stage, journal, commands, warn, end_after(), threading.get_ident())
     try:
         with repeating(watch.look, _LOOK_SECONDS):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from chunk_grpo.artifacts import RunManifest
 from chunk_grpo.errors import DataError
@@ -33,6 +33,7 @@ from chunk_grpo.reporting.evidence import (
     ScoredPrompts,
     Source,
     TrainingSettings,
+    prompts_of,
 )
 from chunk_grpo.reporting.flips import flips_of
 from chunk_grpo.reporting.gallery import Grid
@@ -56,26 +57,48 @@ Curves = dict[str, dict[str, Curve]]
 """Metric to variant to curve."""
 
 
+SECTIONS = ("answer", "images", "profile", "training", "scores", "categories", "limits", "run")
+"""Sections of the report, in order."""
+_OF_SCORES = {"answer", "scores", "categories", "limits", "run"}
+"""Sections that need scores."""
+
+
 class Content:
     """Input of the templates, plots and files; a table is None if this run has no data for it.
 
-    What is missing, a table, policy, prompt, seed, metric or image, is a DataError that names file and key.
+    Of an unfinished run it has those of the wanted sections whose tables exist, about the policies that have them. Any
+    other thing that is missing, a policy, prompt, seed, metric or image, is a DataError that names file and key.
     """
 
-    def __init__(self, evidence: Evidence, settings: ReportSettings) -> None:
+    def __init__(
+        self, evidence: Evidence, settings: ReportSettings, wanted: Collection[str] = SECTIONS
+    ) -> None:
         self.settings = settings
-        book = ScoreBook(evidence.scores, settings.rewards)
-        self._compare(evidence, book)
-        self._judge(evidence, book)
-        self._profile(evidence)
-        self._training(evidence)
+        self.sections = tuple(
+            name for name in SECTIONS if name in wanted and _exists(name, evidence, settings)
+        )
+        self.drawn = settings.only(evidence.images)
+        self.scored = self.drawn.only(evidence.scored)
+        self.waiting = _waiting(evidence, settings, self.drawn, self.scored)
+        book, texts = ScoreBook(evidence.scores, settings.rewards), _texts(evidence)
+        of_scores = not _OF_SCORES.isdisjoint(self.sections)
+        if of_scores or "images" in self.sections:
+            rated = settings.scorers if of_scores and self.drawn == self.scored else ()
+            self.grids = _grids(evidence, self.drawn, book, texts, rated)
+        if of_scores:
+            self._compare(evidence, book, texts)
+            self._judge(evidence, book)
+        if "profile" in self.sections and evidence.profile is not None:
+            self._profile(evidence.profile, evidence.plans)
+        if "training" in self.sections:
+            self._training(evidence)
         self.runs = tables.runs_table(evidence.runs)
         self.total_seconds = sum(run.seconds for run in evidence.runs)
         self.facts = _facts(evidence.runs, settings)
 
-    def _compare(self, evidence: Evidence, book: ScoreBook) -> None:
-        """Comparisons on the held-out prompts, in the order of the tables, and the image grid in parts."""
-        settings = self.settings
+    def _compare(self, evidence: Evidence, book: ScoreBook, texts: Mapping[str, str]) -> None:
+        """Comparisons on the held-out prompts, in the order of the tables."""
+        settings = self.scored
         prompts = _held_out(book, evidence.prompts, settings.scorers[0])
         main = Comparisons(book, prompts, settings)
         measures = (REWARD, *settings.scorers)
@@ -94,8 +117,6 @@ class Content:
         self.remarks = [*_remarks(self.comparisons, settings), *order_sentences(named)]
         self.method = METHOD
         self.preference = tables.policy_table(main, settings.drawn, shown, settings.label)
-        texts = _texts(evidence)
-        self.grids = _grids(evidence, settings, prompts, book, texts)
         is_visible = any(grid.changed for grid in self.grids)
         self.answer, self.sentence = headline(tuned, settings.label(REWARD), is_visible=is_visible)
         self.flips = flips_of(evidence, settings, prompts, book, texts)
@@ -104,19 +125,20 @@ class Content:
         """Scores by category and on other splits, and experiments of the paper that this run lacks."""
         judged = judged_splits(book, evidence, self.settings)
         self.remarks += left_out_sentences(judged)
-        self.categories = category_tables(judged, book, self.settings)
-        self.others = split_tables(judged, book, self.settings, self.categories)
+        self.categories = category_tables(judged, book, self.scored)
+        self.others_by_category = any(table.judged.split != EVAL for table in self.categories)
+        self.others = split_tables(judged, book, self.scored, self.categories)
         self.not_run = _not_run(self.settings, judged, self.categories, self.others)
         self.scorers = scorers_table(evidence, self.settings)
 
-    def _profile(self, evidence: Evidence) -> None:
+    def _profile(self, profile: Source, plans: Mapping[str, Source]) -> None:
         """The relative L1 profile and the plans drawn over it."""
         guided = self.settings.guided_plan
-        self.sde = series.profile_curve(evidence.profile, "sde")
-        self.ode = series.profile_curve(evidence.profile, "ode")
-        self.noise_levels = series.noise_levels(evidence.profile)
-        self.shown = series.chunks_of(evidence.plans[self.settings.shown_plan])
-        self.guided = series.chunks_of(evidence.plans[guided]) if guided else None
+        self.sde = series.profile_curve(profile, "sde")
+        self.ode = series.profile_curve(profile, "ode")
+        self.noise_levels = series.noise_levels(profile)
+        self.shown = series.chunks_of(plans[self.settings.shown_plan])
+        self.guided = series.chunks_of(plans[guided]) if guided else None
         self.shown_chunks = tables.chunk_table(self.shown)
         self.guided_chunks = tables.chunk_table(self.guided) if self.guided else None
 
@@ -146,6 +168,39 @@ class Content:
         self.plans = training_tables.plan_table({v: plan_moments(source) for v, source in metrics.items()})
 
 
+def _exists(section: str, evidence: Evidence, settings: ReportSettings) -> bool:
+    """Whether the tables of a section exist."""
+    is_drawn = BASE in evidence.images and len(evidence.images) > 1
+    if section == "images":
+        return is_drawn
+    if section == "profile":
+        plans = {plan for plan in (settings.shown_plan, settings.guided_plan) if plan is not None}
+        return evidence.profile is not None and plans <= evidence.plans.keys()
+    if section == "training":
+        return bool(evidence.metrics)
+    scored = evidence.scored & evidence.images.keys()
+    return BASE in scored and not scored.isdisjoint(settings.variants)
+
+
+def _waiting(
+    evidence: Evidence, settings: ReportSettings, drawn: ReportSettings, scored: ReportSettings
+) -> dict[str, str]:
+    """Section to the sentence that names the policies that it lacks so far; only of an unfinished run."""
+    done = {
+        "images": ("drawn", settings.compared, drawn.compared),
+        "training": ("trained", settings.variants, evidence.metrics),
+        **dict.fromkeys(("answer", "scores"), ("scored", settings.compared, scored.compared)),
+    }
+    left = {
+        section: [p for p in policies if p not in there] for section, (_, policies, there) in done.items()
+    }
+    return {
+        section: f"Not {done[section][0]} yet: {', '.join(names)}."
+        for section, names in left.items()
+        if names
+    }
+
+
 def _held_out(book: ScoreBook, source: Source, scorer: str) -> ScoredPrompts:
     prompts = book.prompt_set(source, EVAL, scorer)
     if prompts is None:
@@ -165,16 +220,17 @@ def _texts(evidence: Evidence) -> dict[str, str]:
 def _grids(
     evidence: Evidence,
     settings: ReportSettings,
-    prompts: ScoredPrompts,
     book: ScoreBook,
     texts: Mapping[str, str],
+    scorers: Sequence[str],
 ) -> list[Grid]:
+    prompts = prompts_of(evidence.prompts, EVAL)
     chosen = gallery.choose_prompts(prompts, settings.grid_prompts, settings.seed)
     grids = []
     for number, variants in enumerate(gallery.grid_variants(settings.compared), start=1):
         columns = gallery.grid_columns(settings.drawn_of(variants))
         images = {p: gallery.first_images(p, evidence.images[p], chosen) for p in (BASE, *variants)}
-        rows = gallery.grid_rows(chosen, columns, images, texts, book, settings.scorers)
+        rows = gallery.grid_rows(chosen, columns, images, texts, book, scorers)
         grids.append(gallery.grid_of("grid" if number == 1 else f"grid-{number}", variants, columns, rows))
     return grids
 

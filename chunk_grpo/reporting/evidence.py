@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -146,6 +146,11 @@ class ReportSettings:
         """Compared policies whose images were made elsewhere."""
         return tuple(name for name, modes in self.policies.items() if modes == GIVEN)
 
+    def only(self, names: Collection[str]) -> ReportSettings:
+        """These settings with some of the compared policies."""
+        kept = {name: modes for name, modes in self.policies.items() if name in names}
+        return replace(self, variants=tuple(name for name in self.variants if name in names), policies=kept)
+
     def drawn_of(self, names: Iterable[str]) -> tuple[Drawn, ...]:
         """The images of some compared policies."""
         return tuple((name, mode) for name in names for mode in self.policies.get(name, MODES))
@@ -183,12 +188,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The tables behind the report."""
+    """The tables behind the report. Of an unfinished run, each mapping has what is there."""
 
     prompts: Source
     """Schema prompts."""
-    profile: Source
-    """Schema l1_profile."""
+    profile: Source | None
+    """Schema l1_profile; None if the run has not measured it yet."""
     plans: Mapping[str, Source]
     """Plan name to schema chunk_plan."""
     metrics: Mapping[str, Source]
@@ -197,9 +202,14 @@ class Evidence:
     """Policy (base, then the compared ones) to the path of schema images, for a variant of its lowest training seed.
     The grid reads its own rows of them."""
     scores: Mapping[tuple[str, str], Source]
-    """(policy, scorer) to schema scores."""
+    """(policy, scorer) to schema scores; of a policy, those by all scorers or none."""
     runs: Sequence[RunManifest]
     """Manifests of the stages that ran, in display order."""
+
+    @property
+    def scored(self) -> set[str]:
+        """Policies with scores."""
+        return {policy for policy, _ in self.scores}
 
 
 @dataclass(frozen=True)
@@ -209,6 +219,13 @@ class ScoredPrompts:
     ids: tuple[str, ...]
     categories: tuple[str, ...]
     captions: tuple[str, ...]
+
+
+def prompts_of(prompts: Source, split: str) -> ScoredPrompts:
+    """All prompts of a split, from schema prompts."""
+    columns = (prompts.table.column(n).to_pylist() for n in ("prompt_id", "category", "prompt", "split"))
+    chosen = [row for *row, row_split in zip(*columns, strict=True) if row_split == split]
+    return ScoredPrompts(*zip(*chosen, strict=True)) if chosen else ScoredPrompts((), (), ())
 
 
 @dataclass(frozen=True)
@@ -313,16 +330,14 @@ class ScoreBook:
 
         If it judged only some, DataError names a missing prompt.
         """
-        columns = (prompts.table.column(n).to_pylist() for n in ("prompt_id", "category", "prompt", "split"))
-        chosen = [row for *row, row_split in zip(*columns, strict=True) if row_split == split]
-        by_seed = self._by_seed(BASE, BASE, scorer)
-        scored = {prompt_id for found in by_seed.values() for prompt_id, _ in found}
-        missing = [prompt_id for prompt_id, *_ in chosen if prompt_id not in scored]
-        if len(missing) == len(chosen):
+        found, by_seed = prompts_of(prompts, split), self._by_seed(BASE, BASE, scorer)
+        scored = {prompt_id for of_seed in by_seed.values() for prompt_id, _ in of_seed}
+        missing = [prompt_id for prompt_id in found.ids if prompt_id not in scored]
+        if len(missing) == len(found.ids):
             return None
         if missing:
             raise self._missing(BASE, BASE, scorer, f"prompt_id={missing[0]} (split {split})")
-        return ScoredPrompts(*zip(*chosen, strict=True))
+        return found
 
     def _weights(self, measure: str) -> Mapping[str, float]:
         """Scorer to its weight in a measure."""

@@ -1,7 +1,7 @@
 """History of a preset's evaluations, DEST/PRESET/history.parquet, with its plot, its page and prompt means.
 
-`evaluations/NAME.parquet` in the same folder has the prompt means of one evaluation. Later evaluations are compared
-with them prompt by prompt; history.parquet stays small.
+`evaluations/NAME.parquet` in the same folder has the prompt means of one evaluation, with which later ones are
+compared; history.parquet stays small.
 """
 
 from __future__ import annotations
@@ -25,11 +25,9 @@ from chunk_grpo.artifacts import (
 from chunk_grpo.artifacts.storage import folder_lock, sizes_below
 from chunk_grpo.artifacts.table_checks import REWRITE_IT
 from chunk_grpo.errors import DataError
-from chunk_grpo.reporting.highlight import Highlight, data_uri
-from chunk_grpo.reporting.history import HistoryRow, Measured, known
-from chunk_grpo.reporting.history_changes import compare
-from chunk_grpo.reporting.history_page import history_markdown
-from chunk_grpo.reporting.history_plot import trend_png
+from chunk_grpo.reporting.history import HistoryRow, Measured, compare, known
+from chunk_grpo.reporting.history_page import history_markdown, trend_png
+from chunk_grpo.reporting.markdown import Section, embedded
 
 HISTORY, PLOT, PAGE, MEANS = "history.parquet", "history.png", "history.md", "evaluations"
 KEEP_IT = "Restore it from a copy, or move it away to begin a new history."
@@ -44,7 +42,7 @@ class Recorded(NamedTuple):
     """Rows of the evaluation, compared with their references unless the evaluation was not added."""
     history: tuple[HistoryRow, ...]
     """All rows in order of time."""
-    trend: Highlight
+    trend: Section
     """The page with its plot, for the UI."""
 
 
@@ -56,8 +54,7 @@ def record(destination: Location, measured: Measured) -> Recorded:
     one of two simultaneous evaluations of a preset is lost from history.parquet and must be recorded again. A history
     that is unreadable or has another schema is not changed, and is a DataError.
     """
-    name, preset = measured.rows[0].evaluation, measured.rows[0].preset
-    folder = join(destination, preset)
+    name, folder = measured.rows[0].evaluation, join(destination, measured.rows[0].preset)
     check_writable(join(folder, HISTORY))
     with folder_lock(folder):
         there = sizes_below(folder)
@@ -65,9 +62,7 @@ def record(destination: Location, measured: Measured) -> Recorded:
         others = tuple(row for row in history if row.evaluation != name)
         newest, shown = measured.rows, name
         if len(others) == len(history) and known(others, newest):
-            shown = history[
-                -1
-            ].evaluation  # drawn again: the process that added it may have been killed before
+            shown = history[-1].evaluation  # the process that added it may have been killed before it drew
         else:
             earlier = [row for row in others if row.evaluated_at <= newest[0].evaluated_at]
             newest = compare(measured, earlier, lambda of: _reference(folder, of, there))
@@ -75,11 +70,10 @@ def record(destination: Location, measured: Measured) -> Recorded:
             write_table(measured.prompts, join(folder, MEANS, f"{name}.parquet"), "evaluation_prompts")
             rows = table_from_rows(map(asdict, history), "evaluation_history")
             write_table(rows, join(folder, HISTORY), "evaluation_history")
-        plot = trend_png(history)
+        plot, page = trend_png(history), history_markdown(history, shown, PLOT)
         write_bytes(plot, join(folder, PLOT))
-        write_text(history_markdown(history, shown, PLOT), join(folder, PAGE))
-    page = history_markdown(history, shown, data_uri(plot))
-    trend = Highlight("trend", "Scores over the evaluations", page)
+        write_text(page, join(folder, PAGE))
+    trend = Section("trend", "Scores over the evaluations", embedded(page, {PLOT: plot}))
     return Recorded(known(history, newest), newest, history, trend)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 import yaml
@@ -13,10 +13,10 @@ from chunk_grpo.artifacts import (
     RunManifest,
     SchemaName,
     find_files,
-    join,
     read_manifest,
     read_table,
 )
+from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.artifacts.table_checks import check_scale
 from chunk_grpo.config import Params
 from chunk_grpo.config.judges import WiseScorer
@@ -37,26 +37,6 @@ from chunk_grpo.reporting.evidence import (
     TrainingSettings,
 )
 from chunk_grpo.reporting.variant_summary import images_of, origin, recipe
-
-
-@dataclass(frozen=True)
-class Folders:
-    """Locations of the artifacts: local paths or URLs."""
-
-    prompts: str
-    """The prompts table."""
-    profile: str
-    """The l1_profile table."""
-    chunks: str
-    """Folder of PLAN.parquet."""
-    train: str
-    """Folder of VARIANT/seed-N/metrics.parquet."""
-    images: str
-    """Folder of base/images.parquet, POLICY/images.parquet and VARIANT/seed-N/images.parquet."""
-    scores: str
-    """Folder of POLICY/SCORER.parquet."""
-    runs: str
-    """Folder of run manifests, STAGE.json."""
 
 
 def settings_from(params: Params) -> ReportSettings:
@@ -133,34 +113,38 @@ def _training_settings(params: Params) -> TrainingSettings:
     )
 
 
-def read_evidence(folders: Folders, settings: ReportSettings) -> Evidence:
-    """Read all input of the report but the images, of which `Evidence` has the paths."""
-    policies, shown_seed = (BASE, *settings.compared), min(settings.train_seeds)
-    plans = [settings.shown_plan, *([settings.guided_plan] if settings.guided_plan else [])]
+def read_evidence(at: Layout, settings: ReportSettings, *, partial: bool = False) -> Evidence:
+    """Read all input of the report but the images, of which `Evidence` has the paths.
+
+    A missing table is a DataError. With `partial`, of an unfinished run on this machine, what it lacks is left out.
+    """
+
+    def there(path: str) -> bool:
+        return not partial or Path(path).is_file()
+
+    shown_seed, images = min(settings.train_seeds), {BASE: at.drawn(BASE)}
+    images |= {name: at.drawn(name) for name in settings.policies}
+    images |= {variant: at.drawn(variant, shown_seed) for variant in settings.variants}
+    plans = {p: at.plan(p) for p in (settings.shown_plan, settings.guided_plan) if p is not None}
+    metrics = {
+        v: {seed: path for seed in settings.train_seeds if there(path := at.metrics(v, seed))}
+        for v in settings.variants
+    }
+    scored = [
+        p for p in (BASE, *settings.compared) if all(there(at.scored(p, u.name)) for u in settings.measured)
+    ]
     return Evidence(
-        prompts=read_source(folders.prompts, "prompts"),
-        profile=read_source(folders.profile, "l1_profile"),
-        plans={p: read_plan(p, join(folders.chunks, f"{p}.parquet")) for p in plans},
-        metrics={
-            v: read_metrics(
-                v,
-                {
-                    seed: join(folders.train, v, f"seed-{seed}", "metrics.parquet")
-                    for seed in settings.train_seeds
-                },
-            )
-            for v in settings.variants
-        },
+        prompts=read_source(at.prompts, "prompts"),
+        profile=read_source(at.profile, "l1_profile") if there(at.profile) else None,
+        plans={name: read_plan(name, path) for name, path in plans.items() if there(path)},
+        metrics={variant: read_metrics(variant, paths) for variant, paths in metrics.items() if paths},
         scores={
-            (p, use.name): read_scores(p, use, join(folders.scores, p, f"{use.name}.parquet"))
-            for p in policies
+            (p, use.name): read_scores(p, use, at.scored(p, use.name))
+            for p in scored
             for use in settings.measured
         },
-        images={
-            **{name: join(folders.images, name, "images.parquet") for name in (BASE, *settings.policies)},
-            **{v: join(folders.images, v, f"seed-{shown_seed}", "images.parquet") for v in settings.variants},
-        },
-        runs=tuple(sorted(_manifests(folders.runs, settings), key=lambda run: (run.started_at, run.stage))),
+        images={policy: path for policy, path in images.items() if there(path)},
+        runs=tuple(sorted(_manifests(at.runs, settings), key=lambda run: (run.started_at, run.stage))),
     )
 
 

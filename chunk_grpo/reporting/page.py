@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from functools import partial
+from types import MappingProxyType
 
 import jinja2
 
@@ -15,11 +16,11 @@ from chunk_grpo.progress import duration
 from chunk_grpo.reporting import figures, palette, paper, plots, tables
 from chunk_grpo.reporting.benchmarks import EVAL
 from chunk_grpo.reporting.comparisons import FROM_BASE, NO_BREAK, prompts_text, with_first
-from chunk_grpo.reporting.content import REWARD_METRICS, Content, Curves
+from chunk_grpo.reporting.content import REWARD_METRICS, SECTIONS, Content, Curves
 from chunk_grpo.reporting.evidence import BASE, REWARD, Evidence, ReportSettings
 from chunk_grpo.reporting.figures import Draw
 from chunk_grpo.reporting.gallery import VISIBLE, Column, grid_png
-from chunk_grpo.reporting.highlight import escaped
+from chunk_grpo.reporting.markdown import escaped
 from chunk_grpo.reporting.reward_hacking import watched
 from chunk_grpo.reporting.series import csv_text, curve_rows
 from chunk_grpo.reporting.statistics import Interval
@@ -55,41 +56,40 @@ class Figure:
 
 
 def build_report(evidence: Evidence, settings: ReportSettings) -> dict[str, bytes]:
-    """All files of the report by path below its folder; equal inputs give equal bytes.
+    """All files of the report of a finished run by path below its folder; equal inputs give equal bytes.
 
     Missing input is a DataError that names file and key.
     """
     content = Content(evidence, settings)
-    profile = partial(
-        plots.draw_profile, sde=content.sde, ode=content.ode, shown=content.shown, guided=content.guided
-    )
-    pictures = {"profile.png": figures.png([profile], WIDE), **grid_pictures(content)}
+    profile = profile_draw(content)
     svgs = {
         "profile": [
             figures.svg(profile, f"profile-{name}", PROFILE_LABEL, size)
             for name, size in (("wide", WIDE), ("narrow", NARROW))
         ]
     }
-    legend = partial(plots.draw_legend, variants=settings.variants)
-    strip = plots.legend_height(settings.variants)
-    for name, figure in {"differences": difference_figure(content), **curve_figures(content)}.items():
-        draws, above = [draw for draw, _ in figure.panels], legend if figure.legend else None
-        pictures[f"{name}.png"] = figures.png(draws, figure.size, above, strip, figure.columns)
+    for name, figure in panel_figures(content).items():
         svgs[name] = [
             figures.svg(draw, f"{name}-{index}", label, figure.size)
             for index, (draw, label) in enumerate(figure.panels)
         ]
     texts = {
-        "index.html": render("index.html.j2", content, svgs),
-        "report.md": render("report.md.j2", content, {}),
+        "index.html": render("index.html.j2", content, SECTIONS, svgs),
+        "report.md": render("report.md.j2", content, SECTIONS),
         "summary.json": _json(summary(content)),
         "metrics.json": _json(metrics(content)),
         **plot_files(content),
     }
+    pictures = {**plot_pictures(content), **grid_pictures(content)}
     return pictures | {name: text.encode() for name, text in texts.items()}
 
 
-def render(template: str, content: Content, svgs: Mapping[str, Sequence[str]]) -> str:
+def render(
+    template: str,
+    content: Content,
+    sections: Collection[str],
+    svgs: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> str:
     """Render one of the templates in templates/; both print sections.j2, with the blocks of their format."""
     is_page, variants = template.endswith(".html.j2"), content.settings.compared
     environment = jinja2.Environment(
@@ -113,6 +113,8 @@ def render(template: str, content: Content, svgs: Mapping[str, Sequence[str]]) -
     environment.globals |= {
         "c": content,
         "s": content.settings,
+        "sections": sections,
+        "is_whole": sections == SECTIONS,
         "svgs": svgs,
         "is_page": is_page,
         "paper": paper,
@@ -123,19 +125,52 @@ def render(template: str, content: Content, svgs: Mapping[str, Sequence[str]]) -
         "dashes": [palette.dash_gradient(dash, 0.22) for dash in palette.DASHES[1:]],
         "crowded": palette.is_crowded(variants),
         "visible": VISIBLE,
-        "others_by_category": any(table.judged.split != EVAL for table in content.categories),
         "reward": mix_text(content.settings.rewards),
     }
     text = environment.get_template(template).render()
     return text if is_page else re.sub(r"\n\s*\n", "\n\n", text).lstrip()
 
 
+def plot_pictures(content: Content) -> dict[str, bytes]:
+    """PNG files of the plots for the Markdown, of the sections that the content has."""
+    found = (
+        {"profile.png": figures.png([profile_draw(content)], WIDE)} if "profile" in content.sections else {}
+    )
+    for name, figure in panel_figures(content).items():
+        found[f"{name}.png"] = plot_picture(figure, content.settings.variants)
+    return found
+
+
+def plot_picture(figure: Figure, variants: Sequence[str]) -> bytes:
+    """The panels of a figure as one PNG."""
+    legend = partial(plots.draw_legend, variants=variants) if figure.legend else None
+    draws = [draw for draw, _ in figure.panels]
+    return figures.png(draws, figure.size, legend, plots.legend_height(variants), figure.columns)
+
+
+def profile_draw(content: Content) -> Draw:
+    """The relative L1 profile over the chunks of the plan in use."""
+    return partial(
+        plots.draw_profile, sde=content.sde, ode=content.ode, shown=content.shown, guided=content.guided
+    )
+
+
+def panel_figures(content: Content) -> dict[str, Figure]:
+    """Figures of several panels, of the sections that the content has."""
+    differences = {"differences": difference_figure(content)} if "answer" in content.sections else {}
+    return differences | (curve_figures(content) if "training" in content.sections else {})
+
+
 def grid_pictures(content: Content) -> dict[str, bytes]:
-    """PNG files for the Markdown: each part of the image grid, its prompts without visible change, and the flips."""
-    parts = {grid.name: (grid, grid.changed) for grid in content.grids}
-    parts |= {f"{grid.name}-unchanged": (grid, grid.unchanged) for grid in content.grids}
+    """PNG files for the Markdown, of the sections that the content has.
+
+    Each part of the image grid, its prompts without visible change, and the flips.
+    """
+    grids = content.grids if "images" in content.sections else []
+    parts = {grid.name: (grid, grid.changed) for grid in grids}
+    parts |= {f"{grid.name}-unchanged": (grid, grid.unchanged) for grid in grids}
     found = {f"{name}.png": grid_png(rows, grid.columns) for name, (grid, rows) in parts.items() if rows}
-    if content.flips is not None:
+    if "answer" in content.sections and content.flips is not None:
         columns = (Column(BASE, BASE), Column(content.flips.variant, "tuned"))
         for name, shown in (("won", content.flips.won_rows), ("lost", content.flips.lost_rows)):
             found |= {f"{name}.png": grid_png(shown, columns)} if shown else {}
@@ -144,7 +179,7 @@ def grid_pictures(content: Content) -> dict[str, bytes]:
 
 def difference_figure(content: Content) -> Figure:
     """Differences from the base: the training reward first, then each scorer; panels grow with their rows."""
-    variants = content.settings.compared
+    variants = content.settings.compared  # also of an unfinished run, so that colours stay
     panels: list[tuple[Draw, str]] = []
     for measure in content.settings.measures:
         rows = [c for c in content.comparisons if c.measure == measure]
@@ -152,14 +187,13 @@ def difference_figure(content: Content) -> Figure:
         draw = partial(plots.draw_differences, rows=rows, variants=variants, title=f"{name}, {FROM_BASE}")
         label = f"Differences from the base model on {name}, with 95 % intervals; the table below has the numbers."
         panels.append((draw, label))
-    height = max(HALF[1], MARGINS + ROW * len(content.settings.drawn))
+    height = max(HALF[1], MARGINS + ROW * len(content.scored.drawn))
     return Figure(panels, (HALF[0], height), columns=2, legend=False)
 
 
 def curve_figures(content: Content) -> dict[str, Figure]:
-    """Figures of curves by iteration; curves are taller with many variants."""
+    """Figures of curves by iteration."""
     settings = content.settings
-    stretch = CROWDED_STRETCH if palette.is_crowded(settings.variants) else 1.0
     training = {
         "max_ratio_distance": "largest |ratio − 1|",
         "clip_fraction": "share of clipped terms",
@@ -172,20 +206,34 @@ def curve_figures(content: Content) -> dict[str, Figure]:
         ("training", content.training, training, THIRD),
         ("watched", content.watched, watched(settings.training), THIRD),
     ):
-        panels: list[tuple[Draw, str]] = []
-        for metric, by_variant in curves.items():
-            draw = partial(
-                plots.draw_curves,
-                curves=by_variant,
-                variants=settings.variants,
-                title=titles[metric],
-                limit=limits.get(metric),
-            )
+        if curves:
             where = ", held-out images" if name == "watched" else ""
-            panels.append((draw, f"Line chart by iteration{where}: {titles[metric]}; one line per variant."))
-        if panels:
-            found[name] = Figure(panels, (width, height * stretch), min(len(panels), 3))
+            found[name] = curve_figure(curves, titles, settings.variants, (width, height), limits, where)
     return found
+
+
+def curve_figure(
+    curves: Curves,
+    titles: Mapping[str, str],
+    variants: Sequence[str],
+    size: tuple[float, float] = HALF,
+    limits: Mapping[str, float | None] = MappingProxyType({}),
+    where: str = "",
+) -> Figure:
+    """A panel for each metric, with a line for each variant; taller with many variants."""
+    width, height = size
+    stretch = CROWDED_STRETCH if palette.is_crowded(variants) else 1.0
+    panels: list[tuple[Draw, str]] = []
+    for metric, by_variant in curves.items():
+        draw = partial(
+            plots.draw_curves,
+            curves=by_variant,
+            variants=variants,
+            title=titles[metric],
+            limit=limits.get(metric),
+        )
+        panels.append((draw, f"Line chart by iteration{where}: {titles[metric]}; one line per variant."))
+    return Figure(panels, (width, height * stretch), min(len(panels), 3))
 
 
 def metrics(content: Content) -> dict[str, object]:

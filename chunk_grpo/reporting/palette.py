@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from chunk_grpo.reporting.evidence import BASE
+
 INK = "#1b1f24"
 MUTED = "#69707a"
 PAPER = "#fffffe"  # distinct from other white elements, so that it can be replaced
@@ -54,8 +56,8 @@ def variant_index(variants: Sequence[str], variant: str) -> int:
 
 
 def variant_colour(variants: Sequence[str], variant: str) -> str:
-    """The light colour of a variant."""
-    return VARIANT_COLOURS[variant_index(variants, variant)]
+    """The light colour of a variant, or of the base."""
+    return BASE_COLOUR if variant == BASE else VARIANT_COLOURS[variant_index(variants, variant)]
 
 
 def variant_dash(variants: Sequence[str], variant: str) -> int:
@@ -64,8 +66,8 @@ def variant_dash(variants: Sequence[str], variant: str) -> int:
 
 
 def line_style(variants: Sequence[str], variant: str) -> Literal["-"] | tuple[float, tuple[float, ...]]:
-    """Line style of a variant for matplotlib."""
-    dash = DASHES[variant_dash(variants, variant)]
+    """Line style of a variant for matplotlib; the base's is solid."""
+    dash = DASHES[0] if variant == BASE else DASHES[variant_dash(variants, variant)]
     return (0.0, dash) if dash else "-"
 
 

@@ -1,21 +1,29 @@
-"""Differences between the settings of a run with several values of a parameter: each variant, with two of them."""
+"""Settings of one run: what each changed against its base model, and settings of a preset against each other."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
+from chunk_grpo.artifacts.layout import PARAMS, Layout
 from chunk_grpo.config import load_params
 from chunk_grpo.reporting.benchmarks import EVAL
-from chunk_grpo.reporting.comparisons import difference_text, interval_text
-from chunk_grpo.reporting.evidence import BASE, REWARD, ReportSettings, ScoreBook, ScoredPrompts
-from chunk_grpo.reporting.inputs import read_scores, read_source, settings_from
+from chunk_grpo.reporting.comparisons import NO_BREAK, difference_text, interval_text, signed
+from chunk_grpo.reporting.evidence import BASE, MODES, REWARD, ReportSettings, ScoreBook, ScoredPrompts
+from chunk_grpo.reporting.inputs import read_evidence, settings_from
 from chunk_grpo.reporting.statistics import LEVEL, MIN_SEEDS, Interval, crossed_interval, holm
-from chunk_grpo.reporting.tables import Cell, Row, Table, to_markdown
+from chunk_grpo.reporting.tables import Cell, Row, Table, text_row, to_markdown
 
-_TEXT = f"""\
+_AGAINST_BASE = """\
+# Presets and variants of this run
+
+Mean difference from the base model of the same preset, on the same prompts and seeds, with 95 % intervals. \
+Differences of variants within a preset are in its report; presets may have other prompts or rewards."""
+_AGAINST_EACH_OTHER = f"""\
 ## Settings against each other
 
 Mean difference of the tuned models, the first setting minus the second, paired by prompt and training seed, with 95 %
@@ -28,7 +36,7 @@ class Setting:
     """Scores of one setting."""
 
     name: str
-    """Name of the setting in the table."""
+    """The preset, and after it the setting's changes of it."""
     settings: ReportSettings
     """Variants, scorers and rewards."""
     book: ScoreBook
@@ -37,22 +45,59 @@ class Setting:
     """Held-out prompts that were scored."""
 
 
+def comparison(workspaces: Sequence[tuple[str, Path]]) -> str:
+    """Markdown with the tables of all settings of a run; empty if none has a report.
+
+    `workspaces` has the name of each setting, and its folder of params.yaml.
+    """
+    files = {name: Path(Layout.below(root).summary) for name, root in workspaces}
+    summaries = {name: json.loads(file.read_text("utf-8")) for name, file in files.items() if file.is_file()}
+    if not summaries:
+        return ""
+    read = (setting_of(name, root) for name, root in workspaces)
+    pairs = settings_compared([setting for setting in read if setting is not None])
+    return f"{_AGAINST_BASE}\n\n{to_markdown(against_base(summaries))}\n\n{pairs}"
+
+
+def against_base(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
+    """A row for each setting, policy and way of inference; `summaries` has the summary.json of each setting."""
+    rows = [
+        ((setting, policy, mode), modes[mode])
+        for setting, summary in summaries.items()
+        for policy, modes in summary.items()
+        if isinstance(modes, Mapping)
+        for mode in MODES
+        if isinstance(modes.get(mode), Mapping)
+    ]
+    measures = list(dict.fromkeys(measure for _, found in rows for measure in found))
+    lines = [text_row(", ".join(names), *(_text(found.get(m)) for m in measures)) for names, found in rows]
+    heads = (measure.replace("_", " ") for measure in measures)
+    return Table(("preset and changes, policy, inference", *heads), tuple(lines))
+
+
+def _text(value: Mapping[str, float | None] | None) -> str:
+    """Difference and interval as in summary.json."""
+    difference, low, high = (None if value is None else value[key] for key in ("difference", "low", "high"))
+    if difference is None:
+        return ""
+    if low is None or high is None:
+        return signed(difference)
+    return f"{signed(difference)} ({signed(low)}{NO_BREAK}to{NO_BREAK}{signed(high)})"
+
+
 def setting_of(name: str, root: Path) -> Setting | None:
-    """Read the scores of a finished workspace, the folder of params.yaml and artifacts/; None if some are missing."""
-    at = root / "artifacts"
-    prompts = at / "prompts" / "evaluation.parquet"
-    if not prompts.is_file():
+    """Read the scores of a finished workspace; None if some are missing."""
+    at = Layout.below(root)
+    if not Path(at.prompts).is_file():
         return None
-    settings = settings_from(load_params(root / "params.yaml"))
-    policies = (BASE, *settings.variants)
-    uses = {use.name: use for use in settings.measured}
-    files = {(p, s): at / "scores" / p / f"{s}.parquet" for p in policies for s in settings.scorers}
-    if not all(file.is_file() for file in files.values()):
+    settings = settings_from(load_params(root / PARAMS))
+    evidence = read_evidence(at, settings, partial=True)
+    if not evidence.scored.issuperset((BASE, *settings.variants)):
         return None
-    scores = {(p, s): read_scores(p, uses[s], file) for (p, s), file in files.items()}
-    book = ScoreBook(scores, settings.rewards)
-    found = book.prompt_set(read_source(prompts, "prompts"), EVAL, settings.scorers[0])
-    return None if found is None else Setting(name, settings, book, found)
+    book = ScoreBook(evidence.scores, settings.rewards)
+    found = book.prompt_set(evidence.prompts, EVAL, settings.scorers[0])
+    own = name.removeprefix(settings.preset).strip() or settings.preset
+    return None if found is None else Setting(own, settings, book, found)
 
 
 def settings_compared(settings: Sequence[Setting]) -> str:
@@ -77,7 +122,7 @@ def settings_compared(settings: Sequence[Setting]) -> str:
         for number, (name, row) in enumerate(found)
         if row
     ]
-    return f"{_TEXT}\n\n{to_markdown(Table(('variant: settings', *map(label, measures)), tuple(rows)))}\n"
+    return f"{_AGAINST_EACH_OTHER}\n\n{to_markdown(Table(('variant: settings', *map(label, measures)), tuple(rows)))}\n"
 
 
 def _differences(first: Setting, second: Setting, variant: str) -> Mapping[str, Interval]:

@@ -17,7 +17,7 @@ from chunk_grpo.reporting.comparisons import (
     number,
 )
 from chunk_grpo.reporting.evidence import BASE, Drawn
-from chunk_grpo.reporting.highlight import escaped
+from chunk_grpo.reporting.markdown import escaped
 from chunk_grpo.reporting.series import Chunk
 from chunk_grpo.reporting.statistics import Interval
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from chunk_grpo.reporting.highlight import slug
+from chunk_grpo.reporting.markdown import slug
 from tests.browser.conftest import Site, completed
 from tests.browser.pages import Ui
 from tests.waiting import wait_for
@@ -103,15 +103,16 @@ def iteration(ui: Ui) -> int:
     return int(found)
 
 
-def test_the_highlights_of_a_run_are_seen(ui: Ui, site: Site, pictures: Path) -> None:
-    open_artifact(ui, site, site.ran, "l1-profile-smoke", "Relative L1 distance between steps")
+def test_sections_of_the_report_are_seen(ui: Ui, site: Site, pictures: Path) -> None:
+    open_artifact(ui, site, site.ran, "profile-smoke", "How fast the image changes, step by step")
     (plot,) = ui.images()
     assert plot.natural > 1500
     ui.screenshot(pictures / "prefect-profile.png")
-    open_artifact(ui, site, site.ran, "chunks-smoke", "Sizes: 2, 3, 4, 7. Trained by: chunk-ws.")
+    open_artifact(ui, site, site.ran, "training-smoke", "How they trained")
+    open_artifact(ui, site, site.ran, "answer-smoke", "Does it help?")
     open_artifact(ui, site, site.ran, "images-smoke", "The same prompts and seeds")
-    (grid,) = ui.images()
-    assert grid.alt == "Image grid: base, dance tuned, chunk-ws tuned"
+    grid, *_ = ui.images()
+    assert grid.alt == "Image grid: base and dance, chunk-ws, tuned and hybrid"
     assert grid.natural > 500
     ui.screenshot(pictures / "prefect-images.png")
     open_artifact(ui, site, site.ran, "scores-smoke", "95 % interval")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chunk_grpo.reporting.highlight import slug
+from chunk_grpo.reporting.markdown import slug
 from flows._names import labels, run_name
 
 ID = "01a21419-9d72-7405-adc9-0a5c75356dc0"

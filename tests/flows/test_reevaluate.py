@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 import pytest
 
 from chunk_grpo.artifacts import table_from_rows, write_table
-from chunk_grpo.reporting.highlight import slug
 from chunk_grpo.reporting.history import HistoryRow
 from chunk_grpo.reporting.history_store import HISTORY, MEANS, read_history, read_means_of
+from chunk_grpo.reporting.markdown import slug
 from tests.drills.watch import FINAL, Run, Watch, serving
 from tests.waiting import wait_for
 from tests.webhook import webhook

@@ -13,7 +13,7 @@ from chunk_grpo.artifacts import SCHEMAS, SchemaName, read_parts, read_table, ta
 from chunk_grpo.errors import DataError
 from stages import report
 from stages._stage import run_stage
-from tests.reporting.conftest import Run, write_run
+from tests.reporting.conftest import PROFILE, PROMPTS, Run, write_run
 
 Row = dict[str, Any]
 Edit = Callable[[list[Row]], object]
@@ -21,7 +21,7 @@ Edit = Callable[[list[Row]], object]
 METRICS = "train/chunk/seed-1/metrics.parquet"
 SCORES = "scores/chunk/shapes-graded.parquet"
 IMAGES = "images/dance/seed-0/images.parquet"
-PLAN, PROFILE, PROMPTS = "chunks/guided.parquet", "l1_profile.parquet", "prompts.parquet"
+PLAN = "chunks/guided.parquet"
 
 
 def every(**values: object) -> Edit:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,37 +30,51 @@ SEEDS = (0, 1, 2)
 LIFT = {"dance": 0.10, "chunk": 0.14, "chunk-ws": 0.02}
 COLOURS = {"red": "#d33", "blue": "#36c", "green": "#2a4", "orange": "#e83"}
 SHAPES = ("circle", "square", "triangle", "cross")
+PROMPTS, PROFILE = "prompts/evaluation.parquet", "profile/l1_profile.parquet"
 
 
 @dataclass(frozen=True)
 class Run:
-    """Location of the synthetic run."""
+    """Location of the synthetic run: the folder artifacts/ of its workspace."""
 
     root: Path
+
+    @property
+    def params(self) -> Path:
+        return self.root.parent / "params.yaml"
 
     @property
     def options(self) -> list[str]:
         """The stage's command line."""
         at = self.root
         return [
-            *("--params", str(at / "params.yaml"), "--manifest", str(at / "runs" / "report.json")),
-            *("--prompts", str(at / "prompts.parquet"), "--profile", str(at / "l1_profile.parquet")),
+            *("--params", str(self.params), "--manifest", str(at / "runs" / "report.json")),
+            *("--prompts", str(at / PROMPTS), "--profile", str(at / PROFILE)),
             *("--chunks", str(at / "chunks"), "--train", str(at / "train"), "--images", str(at / "images")),
             *("--scores", str(at / "scores"), "--runs", str(at / "runs"), "--out", str(at / "report")),
         ]
 
     def build(self) -> dict[str, bytes]:
-        """The files of the report by path."""
+        """Run the stage; the files of the report by path."""
         assert run_stage(report.main, report.Arguments, self.options) == 0
+        return self.report()
+
+    def report(self) -> dict[str, bytes]:
+        """The files of the report by path."""
         folder = self.root / "report"
         return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
+    def copy(self, place: Path) -> "Run":
+        """A copy in another folder, without the report."""
+        shutil.copy(self.params, place)
+        shutil.copytree(self.root, place / self.root.name, ignore=shutil.ignore_patterns("report*"))
+        return Run(place / self.root.name)
+
     def change_params(self, change: Callable[[dict[str, Any]], None]) -> None:
         """Change params.yaml in place."""
-        path = self.root / "params.yaml"
-        params = json.loads(path.read_text())
+        params = json.loads(self.params.read_text())
         change(params)
-        path.write_text(json.dumps(params))
+        self.params.write_text(json.dumps(params))
 
 
 def images_of(policy: str) -> Iterator[tuple[str, int]]:
@@ -212,14 +227,15 @@ def write_run(
     image_size: int = 48,
     variants: tuple[str, ...] = VARIANTS,
 ) -> Run:
-    """Write a synthetic run below `root`; variants other than `VARIANTS` train like the first of them."""
+    """Write a synthetic workspace; variants other than `VARIANTS` train like the first of them."""
+    root, params_file = root / "artifacts", root / "params.yaml"
 
     def save(rows: list[dict[str, object]], schema: SchemaName, path: str) -> None:
         write_table(table_from_rows(rows, schema), root / path, schema)
 
     prompts = prompt_rows(per_category)
-    save(prompts, "prompts", "prompts.parquet")
-    save(profile_rows(), "l1_profile", "l1_profile.parquet")
+    save(prompts, "prompts", PROMPTS)
+    save(profile_rows(), "l1_profile", PROFILE)
     for plan, sizes in (("listed", (2, 3, 4, 7)), ("guided", (2, 3, 5, 6))):
         save(plan_rows(plan, sizes), "chunk_plan", f"chunks/{plan}.parquet")
     for place, variant in enumerate(variants):
@@ -247,7 +263,7 @@ def write_run(
     params["variants"] = {v: SETTINGS.get(v, SETTINGS["dance"]) for v in variants}
     params["rewards"] = {"shapes-graded": 1.0, "shapes-vivid": 0.6}
     params["train"]["heldout"]["scorers"] = ["shapes-exact"]
-    (root / "params.yaml").write_text(json.dumps(params))
+    params_file.write_text(json.dumps(params))
     return Run(root)
 
 
@@ -258,15 +274,35 @@ def metrics_source(*rows: tuple[int, int, str, float]) -> Source:
     return Source("train/v/metrics.parquet", table_from_rows(found, "train_metrics"))
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return write_run(tmp_path)
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run whose report exists; read only."""
+    made = write_run(tmp_path_factory.mktemp("finished"))
+    made.build()
+    return made
+
+
+@pytest.fixture(scope="session")
+def files(finished: Run) -> dict[str, bytes]:
+    """The files of its report by path."""
+    return finished.report()
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Run:
+def run(finished: Run, tmp_path: Path) -> Run:
+    """A copy of it without the report."""
+    return finished.copy(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def _small(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return write_run(tmp_path_factory.mktemp("small"), 2, 1, 16)
+
+
+@pytest.fixture
+def small(_small: Run, tmp_path: Path) -> Run:
     """A run with few, small images."""
-    return write_run(tmp_path, 2, 1, 16)
+    return _small.copy(tmp_path)
 
 
 @pytest.fixture(scope="module")

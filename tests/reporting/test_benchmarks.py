@@ -9,7 +9,7 @@ from chunk_grpo.artifacts import read_table, table_from_rows, write_table
 from chunk_grpo.reporting.tables import GENEVAL_CATEGORIES
 from chunk_grpo.scorers.geneval.records import OFFICIAL_COUNTS
 from chunk_grpo.scorers.wise.protocols import PROTOCOLS
-from tests.reporting.conftest import SCORERS, VARIANTS, Run, images_of, write_run
+from tests.reporting.conftest import PROMPTS, SCORERS, VARIANTS, Run, images_of, write_run
 
 MODEL = {"checkpoint": "a/model", "revision": None}
 BASE_SCORERS: dict[str, Any] = {
@@ -46,7 +46,7 @@ def value(policy: str, category: str, number: int) -> float:
 
 def add_benchmarks(run: Run, counts: Counts, things: dict[str, Any], original: str | None) -> None:
     """A split in GenEval's format and one in WISE's, with scores."""
-    prompts = read_table(run.root / "prompts.parquet", "prompts").to_pylist()
+    prompts = read_table(run.root / PROMPTS, "prompts").to_pylist()
     more = [
         {"prompt_id": f"{split}-{category}-{n}", "split": split, "prompt": f"{category} {n}"}
         | {"category": category}
@@ -57,7 +57,7 @@ def add_benchmarks(run: Run, counts: Counts, things: dict[str, Any], original: s
     ids = iter(range(1, 1001))
     for row in more:
         row["metadata"] = json.dumps({"wise_id": next(ids)} if row["split"] == "knowledge" else {})
-    write_table(table_from_rows(prompts + more, "prompts"), run.root / "prompts.parquet", "prompts")
+    write_table(table_from_rows(prompts + more, "prompts"), run.root / PROMPTS, "prompts")
 
     def change(params: dict[str, Any]) -> None:
         params["scorers"] |= BASE_SCORERS

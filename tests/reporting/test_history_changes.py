@@ -11,8 +11,7 @@ import pytest
 from scipy import stats
 
 from chunk_grpo.artifacts import table_from_rows
-from chunk_grpo.reporting.history import HistoryRow, Measured, Score, measure
-from chunk_grpo.reporting.history_changes import ALPHA, compare
+from chunk_grpo.reporting.history import ALPHA, HistoryRow, Measured, Score, compare, measure
 from tests.reporting.history_cases import Case, evaluation, write_workspace
 
 TUNED = Score("chunk", "tuned", "eval", "shapes-graded")

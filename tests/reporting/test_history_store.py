@@ -11,11 +11,10 @@ from PIL import Image
 from chunk_grpo.artifacts import read_table, write_text
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting import history_store
-from chunk_grpo.reporting.highlight import Highlight, data_uri
 from chunk_grpo.reporting.history import Change, HistoryRow, Measured, known, measure
-from chunk_grpo.reporting.history_page import alert, history_markdown, summary
-from chunk_grpo.reporting.history_plot import trend_png
+from chunk_grpo.reporting.history_page import alert, history_markdown, summary, trend_png
 from chunk_grpo.reporting.history_store import read_history, record
+from chunk_grpo.reporting.markdown import Section, data_uri
 from tests.reporting.history_cases import Case, evaluation, write_workspace
 
 LOWER = {("chunk", "shapes-graded"): -0.2}
@@ -42,7 +41,7 @@ def test_each_evaluation_is_added(nights: list[Measured], tmp_path: Path) -> Non
         page = (folder / "history.md").read_text(encoding="utf-8")
         assert f"## Scores of night-{number}" in page
         uri = data_uri((folder / "history.png").read_bytes())
-        assert done.trend == Highlight(
+        assert done.trend == Section(
             "trend", "Scores over the evaluations", page.replace("](history.png)", f"]({uri})")
         )
     assert {path.relative_to(tmp_path / "tiny").as_posix() for path in (tmp_path / "tiny").rglob("*.*")} == {
@@ -220,20 +219,15 @@ def test_the_plot_has_a_panel_for_each_scorer_split_and_mode(history: tuple[Hist
 
 
 def test_plot_marks_events_at_their_evaluation(history: tuple[HistoryRow, ...]) -> None:
-    """Equal legends, so that the plots differ only by the marks of moved scores, changed scorers and new models."""
+    """The plots differ only by the marks of moved scores and changed scorers."""
 
     def drawn(name: str, word: Change, difference: float = 1.0) -> bytes:
         one = {"change": word, "difference": difference}
         return trend_png([replace(row, **one) if row.evaluation == name else row for row in plain])  # type: ignore[arg-type]
 
-    plain = [replace(row, change="none", model_commit="a") for row in history if row.split == "eval"]
-    assert len({drawn("night-2", "moved"), drawn("night-3", "moved"), drawn("night-3", "moved", -1.0)}) == 3
-    assert drawn("night-2", "scorer") != drawn("night-3", "scorer")
-    models = [
-        trend_png([replace(row, model_commit="b" if row.evaluation > last else "a") for row in plain])
-        for last in ("night-1", "night-2")
-    ]
-    assert models[0] != models[1]
+    plain = [replace(row, change="none") for row in history if row.split == "eval" and row.mode != "hybrid"]
+    moved = [drawn("night-2", "moved"), drawn("night-3", "moved"), drawn("night-3", "moved", -1.0)]
+    assert len({trend_png(plain), *moved, drawn("night-2", "scorer")}) == 5
 
 
 def test_many_evaluations_of_many_policies_are_drawn(history: tuple[HistoryRow, ...]) -> None:

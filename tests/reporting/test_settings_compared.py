@@ -1,4 +1,4 @@
-"""Settings of a run against each other, paired by prompt and training seed."""
+"""Settings of a run against their base models, and against each other, paired by prompt and training seed."""
 
 import json
 import shutil
@@ -10,7 +10,8 @@ import pytest
 
 from chunk_grpo.artifacts import read_table, table_from_rows, write_table
 from chunk_grpo.reporting.comparisons import NO_BREAK
-from chunk_grpo.reporting.settings_compared import setting_of, settings_compared
+from chunk_grpo.reporting.settings_compared import against_base, comparison, setting_of, settings_compared
+from chunk_grpo.reporting.tables import to_markdown
 
 from . import conftest
 from .conftest import write_run
@@ -25,19 +26,14 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
     def write(name: str, change: Callable[[int], float] = lambda _: 0.0, seeds: int = 6) -> Path:
         monkeypatch.setattr(conftest, "SEEDS", tuple(range(seeds)))
-        made = write_run(tmp_path / f"{name}-run", 2, 1, 16, ("dance", "chunk"))
-        root = tmp_path / name
-        (root / "artifacts" / "prompts").mkdir(parents=True)
-        shutil.copy(made.root / "params.yaml", root)
-        shutil.copy(made.root / "prompts.parquet", root / "artifacts/prompts/evaluation.parquet")
-        shutil.copytree(made.root / "scores", root / "artifacts/scores")
-        file = root / "artifacts/scores/chunk/shapes-graded.parquet"
+        made = write_run(tmp_path / name, 2, 1, 16, ("dance", "chunk"))
+        file = made.root / "scores/chunk/shapes-graded.parquet"
         rows = read_table(file, "scores").to_pylist()
         for number, row in enumerate(rows):
             if row["mode"] == "tuned":
                 row["value"] = row["value"] / 2 + change(number)  # in [0, 1]
         write_table(table_from_rows(rows, "scores"), file, "scores")
-        return root
+        return tmp_path / name
 
     return write
 
@@ -45,8 +41,16 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 def shown(*roots: Path) -> list[list[str]]:
     """Cells of the table, with plain signs and spaces."""
     settings = [found for root in roots if (found := setting_of(root.name, root))]
-    plain = settings_compared(settings).replace(NO_BREAK, " ").replace("\N{MINUS SIGN}", "-")
-    return [line.strip("| ").split(" | ") for line in plain.splitlines() if line.startswith("|")]
+    return cells(settings_compared(settings))
+
+
+def cells(markdown: str) -> list[list[str]]:
+    plain = markdown.replace(NO_BREAK, " ").replace("\N{MINUS SIGN}", "-")
+    return [
+        line.removeprefix("| ").removesuffix(" |").split(" | ")
+        for line in plain.splitlines()
+        if line[:1] == "|"
+    ]
 
 
 def test_variant_difference_equals_score_difference(workspace: Callable[..., Path]) -> None:
@@ -94,3 +98,44 @@ def test_other_presets_and_unfinished_settings_have_no_rows(workspace: Callable[
     shutil.rmtree(other / "artifacts/scores/dance")
     assert setting_of("other", other) is None
     assert shown(one) == []
+
+
+def value(difference: float, low: float | None = None, high: float | None = None) -> dict[str, float | None]:
+    return {"mean": 0.5, "difference": difference, "low": low, "high": high}
+
+
+def test_a_row_for_each_policy_of_each_preset_with_its_intervals() -> None:
+    first = {
+        "prompts": 8,
+        "base": {"training_reward": 0.4},
+        "a": {"tuned": {"training_reward": value(0.0904, 0.046, 0.134), "clip": value(-0.01)}},
+    }
+    second = {
+        "b_c": {
+            "tuned": {"training_reward": value(0.2, 0.1, 0.3)},
+            "hybrid": {"other": value(0.0, -1.0, 1.0)},
+        }
+    }
+    head, _, *rows = cells(to_markdown(against_base({"tiny": first, "tiny-paper": second})))
+    assert head == ["preset and changes, policy, inference", "training reward", "clip", "other"]
+    assert rows == [
+        ["tiny, a, tuned", "+0.090 (+0.046 to +0.134)", "-0.010", ""],
+        ["tiny-paper, b_c, tuned", "+0.200 (+0.100 to +0.300)", "", ""],
+        ["tiny-paper, b_c, hybrid", "", "", "0.000 (-1.000 to +1.000)"],
+    ]
+
+
+def test_a_run_shows_both_tables_of_the_settings_that_have_a_report(workspace: Callable[..., Path]) -> None:
+    one, other = workspace("one"), workspace("other")
+    named = [("tiny lr=1", one), ("tiny lr=2", other)]
+    assert comparison(named) == ""
+    summary = {"a": {"tuned": {"reward": value(0.1, 0.0, 0.2)}}}
+    (one / "artifacts/report").mkdir()
+    (one / "artifacts/report/summary.json").write_text(json.dumps(summary))
+    text = comparison(named)
+    assert (
+        text.startswith("# Presets and variants of this run\n\n")
+        and "\n## Settings against each other\n" in text
+    )
+    assert "| tiny lr=1, a, tuned |" in text and "tiny lr=2, a" not in text
+    assert "| dance: lr=2 − lr=1 |" in text

@@ -14,7 +14,7 @@ from chunk_grpo.artifacts import read_table, table_from_rows, write_table
 from stages import report
 from stages._stage import run_stage
 
-from .conftest import VARIANTS, Run, plan_rows, write_run
+from .conftest import PROMPTS, VARIANTS, Run, plan_rows
 
 FILES = {
     *("index.html", "report.md", "summary.json", "metrics.json"),
@@ -51,11 +51,6 @@ class Page(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         if tag not in self.VOID:
             assert self.open.pop() == tag
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    return write_run(tmp_path_factory.mktemp("run")).build()
 
 
 def test_report_files_are_complete_and_reproducible(files: dict[str, bytes], run: Run) -> None:
@@ -139,10 +134,10 @@ class Active(HTMLParser):
 @pytest.mark.parametrize("text", HOSTILE)
 def test_texts_of_users_are_texts_in_page_and_markdown(small: Run, text: str) -> None:
     """Titles, categories, paths and settings come from users and from prompt files."""
-    rows = read_table(small.root / "prompts.parquet", "prompts").to_pylist()
+    rows = read_table(small.root / PROMPTS, "prompts").to_pylist()
     for row in rows:
         row["category"] = text if row["category"] == "colors" else row["category"]
-    write_table(table_from_rows(rows, "prompts"), small.root / "prompts.parquet", "prompts")
+    write_table(table_from_rows(rows, "prompts"), small.root / PROMPTS, "prompts")
 
     def change(params: dict[str, Any]) -> None:
         params["report"]["title"], params["composed_from"] = text, text

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from chunk_grpo.errors import DataError
-from chunk_grpo.reporting.live import clock, live_curves, pace
 from chunk_grpo.training import journal
 from chunk_grpo.training.journal import FILE, Heading, Journal, read_journal
+from flows._live import live_curves, pace
 from tests.conftest import VARIANT, Workspace
 
 NOON = 978_350_400.0  # 2001-01-01 12:00:00 UTC
@@ -38,7 +37,7 @@ def heading(done: int = 0) -> Heading:
 
 
 def write(
-    logs: Path,
+    root: Path,
     clocked: Clock,
     rewards: Sequence[float],
     head: Heading,
@@ -46,7 +45,7 @@ def write(
     ends: bool = False,
 ) -> Path:
     """The journal of a run with a given time per iteration; held-out images come before the first and third."""
-    folder = logs / "chunk" / f"seed-{head.seed}"
+    folder = root / "logs" / "chunk" / f"seed-{head.seed}"
     made = Journal(folder, head, [(i, "reward_mean", 0.0) for i in range(1, head.done + 1)])
     if head.done == 0:
         clocked.now += 100
@@ -60,20 +59,20 @@ def write(
     return folder / FILE
 
 
-def shown(logs: Path) -> str:
-    found = live_curves(logs, "chunk", "0")
+def shown(root: Path) -> str:
+    found = live_curves(root, "chunk", "0")
     assert found is not None
     return found.markdown
 
 
 def test_a_training_that_has_not_begun_shows_nothing(tmp_path: Path) -> None:
-    assert live_curves(tmp_path / "logs", "chunk", "0") is None
-    (tmp_path / "chunk" / "seed-0").mkdir(parents=True)
+    assert live_curves(tmp_path, "chunk", "0") is None
+    (tmp_path / "logs" / "chunk" / "seed-0").mkdir(parents=True)
     assert live_curves(tmp_path, "chunk", "0") is None
 
 
 def test_before_the_first_iteration_there_is_a_text_alone(tmp_path: Path, clocked: Clock) -> None:
-    Journal(tmp_path / "chunk" / "seed-0", heading(), []).close(is_finished=False)
+    Journal(tmp_path / "logs" / "chunk" / "seed-0", heading(), []).close(is_finished=False)
     found = live_curves(tmp_path, "chunk", "0")
     assert found is not None and "![" not in found.markdown
     assert "## chunk, training seed 0: iteration 0 of 10\n" in found.markdown
@@ -98,6 +97,9 @@ def test_shows_current_iteration_and_expected_end(tmp_path: Path, clocked: Clock
     assert "| held-out | 0.500 | 0.625 |" in found.markdown
     assert 10_000 < len(found.markdown) < 80_000
     assert "![Training reward by iteration](data:image/png;base64," in found.markdown
+    clocked.now += 1000
+    assert live_curves(tmp_path, "chunk", "0") == found
+    assert live_curves(tmp_path, "chunk", "1") is None
 
 
 def test_pace_averages_the_last_iterations(tmp_path: Path, clocked: Clock) -> None:
@@ -111,7 +113,6 @@ def test_pace_averages_the_last_iterations(tmp_path: Path, clocked: Clock) -> No
     record = read_journal(tmp_path / FILE)
     assert record is not None
     assert pace(record) == (20.0, 1400.0)
-    assert clock(NOON) == "2001-01-01 12:00:00 UTC"
 
 
 def test_one_iteration_is_timed_from_the_start(tmp_path: Path, clocked: Clock) -> None:
@@ -135,33 +136,6 @@ def test_shows_end_of_training(tmp_path: Path, clocked: Clock) -> None:
     assert "iteration 4 of 10" in text
 
 
-def test_seed_without_journal_has_no_curves(tmp_path: Path, clocked: Clock) -> None:
-    write(tmp_path, clocked, [0.1], heading())
-    assert live_curves(tmp_path, "chunk", "1") is None
-
-
-def test_a_line_that_is_being_written_is_left_out(tmp_path: Path, clocked: Clock) -> None:
-    path = write(tmp_path, clocked, [0.25, 0.5], heading())
-    before = live_curves(tmp_path, "chunk", "0")
-    with path.open("a") as stream:
-        stream.write('{"iteration": 3, "metrics": {"reward_mean": 0.9')
-    assert live_curves(tmp_path, "chunk", "0") == before
-
-
-def test_equal_journals_give_equal_highlights_at_any_time(tmp_path: Path, clocked: Clock) -> None:
-    write(tmp_path, clocked, [0.25, 0.5], heading())
-    before = live_curves(tmp_path, "chunk", "0")
-    clocked.now += 1000
-    assert live_curves(tmp_path, "chunk", "0") == before
-
-
-def test_rejects_journal_of_another_version(tmp_path: Path) -> None:
-    (tmp_path / "chunk" / "seed-0").mkdir(parents=True)
-    (tmp_path / "chunk" / "seed-0" / FILE).write_text('{"format": "chunk_grpo.progress/9"}\n')
-    with pytest.raises(DataError, match="must be a journal of the format"):
-        live_curves(tmp_path, "chunk", "0")
-
-
 @pytest.mark.slow
 def test_the_curves_grow_while_the_stage_trains(workspace: Workspace) -> None:
     """The stage as a process of its own, without trackers, looked at until it ends."""
@@ -172,13 +146,13 @@ def test_the_curves_grow_while_the_stage_trains(workspace: Workspace) -> None:
     seen: list[str] = []
     with workspace.process("train") as process:
         while process.poll() is None:
-            found = live_curves(logs, VARIANT, "0")
+            found = live_curves(workspace.root, VARIANT, "0")
             if found is not None and found.markdown.splitlines()[0] not in seen:
                 seen.append(found.markdown.splitlines()[0])
             time.sleep(0.02)
         _, errors = process.communicate()
     assert process.returncode == 0, errors
-    last = live_curves(logs, VARIANT, "0")
+    last = live_curves(workspace.root, VARIANT, "0")
     assert last is not None and "Training ended at" in last.markdown
     assert len(seen) >= 4  # a look takes about as long as an iteration of the smoke preset
     assert seen[-1] == f"## {VARIANT}, training seed 0: iteration 6 of 6"
