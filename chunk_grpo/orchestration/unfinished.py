@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from chunk_grpo.artifacts.layout import PARAMS, Layout
 from chunk_grpo.config import read_raw_params
+from chunk_grpo.training.journal import FILE
 
 _LOCKS = "locks"
 """Folder of lock files beside the states."""
@@ -52,9 +54,9 @@ def unfinished(states: Iterable[Path], workspaces: Iterable[Path]) -> list[Unfin
 
 def _trainings(workspace: Path) -> Iterable[tuple[str, str]]:
     """Identity and name of each training with a journal in a workspace."""
-    for journal in sorted(workspace.glob("logs/*/seed-*/progress.jsonl")):
+    for journal in sorted(workspace.glob(f"{Layout().journal_folder('*', '*')}/{FILE}")):
         with journal.open("rb") as stream:
             first = stream.readline()
         if first.endswith(b"\n"):
-            preset = read_raw_params(workspace / "params.yaml").get("composed_from", "?")
+            preset = read_raw_params(workspace / PARAMS).get("composed_from", "?")
             yield json.loads(first)["identity"], f"{preset} {journal.parts[-3]} {journal.parts[-2]}"

@@ -51,3 +51,9 @@ def test_several_workspaces_are_summed_up(progress: Progress) -> None:
     nothing = Progress(progress.workspace, progress.stages[:1])
     assert summary([progress, nothing]) == "5 stages: 1 ran, 1 restored"
     assert summary([nothing]) == "1 stages: none finished"
+
+
+def test_each_stage_is_new_once(progress: Progress) -> None:
+    assert progress.take_new() == ["a", "b"]
+    progress.done["d"] = StageOutcome("d", "ran", 1.0, 0)
+    assert (progress.take_new(), progress.take_new()) == (["d"], [])

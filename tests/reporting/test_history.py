@@ -1,7 +1,6 @@
 """Scores of one evaluation, from the output of the score stages."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from chunk_grpo.artifacts import read_table, table_from_rows, write_table
 from chunk_grpo.errors import DataError
-from chunk_grpo.reporting.history import HistoryRow, Score, measure
+from chunk_grpo.reporting.history import Score, measure
 from chunk_grpo.reporting.statistics import crossed_interval
 from tests.reporting.history_cases import Case, evaluation, write_workspace
 
@@ -116,33 +115,3 @@ def test_scores_without_their_scorers_spec(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(DataError, match=r"base/shapes-exact\.parquet: cannot read: no such file"):
         measure(root, evaluation(0))
-
-
-def test_a_prompt_without_scores_of_a_policy(tmp_path: Path) -> None:
-    root = write_workspace(tmp_path)
-    path = root / "artifacts/scores/chunk/shapes-exact.parquet"
-    table = read_table(path, "scores")
-    without = pc.or_(pc.not_equal(table["prompt_id"], "eval-003"), pc.not_equal(table["mode"], "tuned"))
-    metadata = {"chunk_grpo.scorer": table.schema.metadata[b"chunk_grpo.scorer"].decode()}
-    write_table(table.filter(without), path, "scores", metadata)
-    with pytest.raises(
-        DataError, match=r"chunk/shapes-exact\.parquet: no row .*policy=chunk.*prompt_id=eval-003"
-    ):
-        measure(root, evaluation(0))
-
-
-@pytest.mark.parametrize(
-    ("change", "reference"),
-    [
-        ("first", "now"),
-        ("scorer", "now"),
-        ("prompts", "now"),
-        ("moved", "now"),
-        ("same", "then"),
-        ("none", "then"),
-    ],
-)
-def test_changed_score_becomes_next_reference(workspace: Path, change: str, reference: str) -> None:
-    row: HistoryRow = measure(workspace, evaluation(0)).rows[0]
-    found = replace(row, evaluation="now", reference="then", change=change)  # type: ignore[arg-type]
-    assert found.next_reference == reference

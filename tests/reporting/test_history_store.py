@@ -228,14 +228,3 @@ def test_plot_marks_events_at_their_evaluation(history: tuple[HistoryRow, ...]) 
     plain = [replace(row, change="none") for row in history if row.split == "eval" and row.mode != "hybrid"]
     moved = [drawn("night-2", "moved"), drawn("night-3", "moved"), drawn("night-3", "moved", -1.0)]
     assert len({trend_png(plain), *moved, drawn("night-2", "scorer")}) == 5
-
-
-def test_many_evaluations_of_many_policies_are_drawn(history: tuple[HistoryRow, ...]) -> None:
-    newest = [row for row in history if row.evaluation == "night-0" and row.mode == "tuned"]
-    rows = [
-        replace(row, evaluation=f"night-{n}", evaluated_at=evaluation(n).evaluated_at, policy=f"variant-{v}")
-        for n in range(50)
-        for v in range(8)
-        for row in newest[:1]
-    ]
-    assert size(trend_png(rows))[0] == 960

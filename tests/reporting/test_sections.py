@@ -117,11 +117,6 @@ def test_sections_of_a_finished_run_are_those_of_its_report(
     assert workspace.after() == {}
 
 
-def test_equal_inputs_give_equal_sections(workspace: Workspace) -> None:
-    workspace.after(*OUTPUTS)
-    assert sections_after(OUTPUTS, workspace.root) == sections_after(OUTPUTS, workspace.root)
-
-
 def test_colours_are_those_of_the_finished_run(workspace: Workspace) -> None:
     """They depend on the variants by which a plot is drawn."""
     workspace.after(*(stage for stage in OUTPUTS if "@dance-" not in stage))

@@ -1,0 +1,69 @@
+"""flows/_ui.py: what is published of a run, without a server."""
+
+from pathlib import Path
+
+import pytest
+
+from chunk_grpo.orchestration.commands import Commands
+from chunk_grpo.orchestration.outcomes import StageOutcome
+from chunk_grpo.orchestration.progress import Progress
+from chunk_grpo.orchestration.workspace import RunSpec, Workspace
+from flows import _ui
+from tests.reporting.conftest import SCORERS, VARIANTS, write_run
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Artifacts by key, as they are created."""
+    found: dict[str, str] = {}
+    monkeypatch.setattr(
+        _ui, "create_markdown_artifact", lambda text, key, description: found.update({key: text})
+    )
+    return found
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """A finished workspace with its report."""
+    write_run(tmp_path, 2, 1, 16).build()
+    spec = RunSpec(commit="c" * 40, preset="tiny", overrides=("report.title=Ours",))
+    return Workspace(tmp_path, spec, "tiny", "tiny lr=1", Commands(), remote=False, is_preset=False)
+
+
+def test_sections_are_published_after_their_stages(workspace: Workspace, published: dict[str, str]) -> None:
+    progress = Progress(workspace, [])
+
+    def after(*stages: str) -> set[str]:
+        published.clear()
+        progress.done |= {stage: StageOutcome(stage, "ran", 1.0, 0) for stage in stages}
+        _ui.show_results(progress)
+        return {*published}
+
+    assert after("profile_l1", "chunk_boundaries") == {"profile-tiny-lr-1"}
+    assert published["profile-tiny-lr-1"].startswith(
+        "Preset tiny, with `report.title=Ours`, commit `cccccccccccc`.\n\n## How fast the image changes"
+    )
+    assert after("report") == set()
+    scored = [f"score@{variant}-{scorer}" for variant in VARIANTS for scorer in SCORERS]
+    assert after(*scored) == {"answer-tiny-lr-1", "scores-tiny-lr-1"}
+    assert "## Does it help? " in published["answer-tiny-lr-1"]
+
+
+def test_the_report_and_the_comparison_link_to_the_page(
+    workspace: Workspace,
+    published: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("CHUNK_GRPO_REPORTS_URL", "http://reports")
+    monkeypatch.setattr(_ui, "get_run_logger", lambda: type("Log", (), {"info": staticmethod(print)}))
+    _ui.show_report(workspace, "runs/one/tiny")
+    page = "http://reports/runs/one/tiny/report/index.html"
+    assert capsys.readouterr().out == f"Report: {page}\n"
+    assert f"[The report as a page]({page})" in published["report-tiny-lr-1"]
+    text = _ui.show_comparison([workspace], ["runs/one/tiny"])
+    assert text is not None and text == published["comparison-ablations"]
+    assert "| tiny lr=1, chunk, tuned |" in text
+    assert text.endswith(
+        f"- Preset tiny, with `report.title=Ours`, commit `cccccccccccc`: [report]({page})\n"
+    )
