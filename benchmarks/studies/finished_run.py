@@ -46,7 +46,7 @@ class FinishedRun:
 
     def policy(self, variant: str, seed: int) -> AbstractContextManager[Family]:
         """A trained policy; inside the block it takes the place of the base model's network."""
-        return self.model.base.replaced_by(Path(AT.policy(variant, seed), "transformer"))
+        return self.model.base.replaced_by(Path(AT.transformer(variant, seed)))
 
     def scores(self, latents: Tensor, rows: Sequence[int]) -> dict[str, NDArray[np.float64]]:
         """Values [B] of each scorer for final latents [B, L, D]; `rows` has the index of each image's prompt."""
