@@ -25,8 +25,7 @@ from benchmarks.workloads import TEXT_TOKENS, Workload, random_inputs
 from chunk_grpo.core.assignment import ChunkAssignment, TrainedChunks
 from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.step_values import UpdateBatch
-from chunk_grpo.training.update import Policies, Update
+from chunk_grpo.training.update import Policies, Update, UpdateBatch
 
 SIZES = (2, 3, 4, 7)
 """Chunk sizes of the plan; its last chunk is updated."""

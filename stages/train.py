@@ -44,8 +44,7 @@ from chunk_grpo.training.metrics import MetricRow, finite_rows
 from chunk_grpo.training.optimizers import require_optimizer
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.run import RunPaths, TrainingData
-from chunk_grpo.training.schedule import prompts_of_iteration, scheduled_prompts
-from chunk_grpo.training.starts import starts_of_update
+from chunk_grpo.training.schedule import prompts_of_iteration, scheduled_prompts, starts_of_update
 from chunk_grpo.training.trainer import Trainer
 from stages._inputs import EncodedPrompts, encoded_prompts, first, load_model
 from stages._kept import add_files

@@ -138,7 +138,7 @@ LIKELIHOODS: Mapping[Likelihood, Choice] = _table(
         "nft": Choice("implicit policies on noised images (DiffusionNFT)", "DiffusionNFT, arXiv 2509.16117"),
     },
 )
-"""What stands for log p of a step; implemented in training/step_values.py."""
+"""What stands for log p of a step; implemented in training/update.py."""
 
 
 def needs_old_means(

@@ -12,7 +12,7 @@ import torch
 
 from chunk_grpo.training.sealing import checksum_of, is_whole
 
-FORMAT = "chunk_grpo.training/4"
+FORMAT = "chunk_grpo.training/5"
 
 CHECKPOINT = re.compile(r"iteration-([0-9]{6}|[1-9][0-9]{6,})\.pt")
 PARTIAL = re.compile(CHECKPOINT.pattern + r"\.partial")

@@ -1,10 +1,9 @@
-"""Held-out evaluation while training: ODE samples of held-out prompts with fixed noise, scores, best policy."""
+"""Held-out evaluation while training: ODE samples of held-out prompts with fixed noise, and their scores."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,6 @@ from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.reward import Reward, weighted_sum
 from chunk_grpo.scorers.running.background import Background, waited
 from chunk_grpo.seeding import generator
-from chunk_grpo.training.early_stop import BestScore
 from chunk_grpo.training.image_statistics import image_statistics
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.rollouts import DIVERGED
@@ -125,8 +123,6 @@ class HeldoutResult:
     """[P * I, 3, H, W] in [0, 1]; the I images of a prompt are consecutive."""
     decisive: float
     """Score of the first scorer that is not trained on; without any, the reward."""
-    is_best: bool
-    """Whether that score is higher than all earlier ones."""
 
 
 class HeldoutEvaluation:
@@ -140,7 +136,7 @@ class HeldoutEvaluation:
         train: TrainParams,
         processes: Processes,
     ) -> None:
-        """Start without evaluations.
+        """Keep prompts and scorers.
 
         Args:
             prompts: P held-out prompts.
@@ -156,17 +152,13 @@ class HeldoutEvaluation:
         self._sampling = HeldoutSettings(
             settings.images_per_prompt, settings.seed, train.rollout_batch_size, train.micro_batch_size
         )
-        self.best = BestScore()
 
-    def evaluate(
-        self, family: Family, times: Tensor, iteration: int, check: Check, waiting: Check = never
-    ) -> HeldoutResult:
+    def evaluate(self, family: Family, times: Tensor, check: Check, waiting: Check = never) -> HeldoutResult:
         """Sample the policy's held-out images, score them and compute their statistics.
 
         Args:
             family: Policy.
             times: Time grid [S + 1].
-            iteration: Number of completed iterations.
             check: Called before each evaluation of the policy; raises to abort.
             waiting: Called while scoring runs; raises to abort.
 
@@ -185,7 +177,7 @@ class HeldoutEvaluation:
             decisive = metrics[f"heldout/{self._settings.scorers[0]}"]
         statistics = image_statistics(images, self._settings.images_per_prompt)
         metrics |= {f"heldout_images/{name}": value for name, value in statistics.items()}
-        return HeldoutResult(metrics, images, decisive, self.best.update(iteration, decisive))
+        return HeldoutResult(metrics, images, decisive)
 
     def _sample_own(self, family: Family, times: Tensor, check: Check) -> _Share:
         """This process's images of the policy."""
@@ -199,15 +191,3 @@ class HeldoutEvaluation:
         found = heldout_scores(own.images, own.rows, reward, waiting) if len(own.images) else {}
         everybody = self._processes.gather([found])
         return {name: np.concatenate([part[name] for part in everybody if part]) for name in everybody[0]}
-
-    def should_stop(self) -> bool:
-        """Whether the last `patience` evaluations brought no new best."""
-        return self.best.should_stop(self._settings.patience)
-
-    def state(self) -> dict[str, Any]:
-        """State of the best score, for a checkpoint."""
-        return self.best.state()
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of `state`."""
-        self.best = BestScore.from_state(state)

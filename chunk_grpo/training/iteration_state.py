@@ -1,4 +1,4 @@
-"""State of an iteration that was stopped between two updates. Resuming from it gives the same bits."""
+"""An iteration in progress: what it learns from, and the updates so far. Resuming from it gives the same bits."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from chunk_grpo.families.prompts import PromptSet
-from chunk_grpo.training.learner import TrainingBatch
 from chunk_grpo.training.rollouts import Experience, SampledTrajectories
 from chunk_grpo.training.update import UpdateStats
 
@@ -17,8 +17,12 @@ from chunk_grpo.training.update import UpdateStats
 class IterationState:
     """An iteration in progress."""
 
-    batch: TrainingBatch
-    """Trajectories and advantages of the iteration."""
+    iteration: int
+    """Number of the iteration, from 1."""
+    experience: Experience
+    """Trajectories of this process; the rows of each update are consecutive."""
+    advantages: Tensor
+    """Advantages of these rows, float64 [B] or [B, K]."""
     metrics: dict[str, float]
     """Rollout metrics by name."""
     updates: list[tuple[UpdateStats, float]] = field(default_factory=list)
@@ -28,10 +32,10 @@ class IterationState:
 
     def state(self) -> dict[str, Any]:
         """Plain values and tensors, for a checkpoint. Prompts are left out: the iteration determines them."""
-        experience = self.batch.experience
+        experience = self.experience
         return {
-            "iteration": self.batch.iteration,
-            "advantages": self.batch.advantages,
+            "iteration": self.iteration,
+            "advantages": self.advantages,
             "trajectories": _plain(experience.trajectories),
             "group_size": experience.group_size,
             "scores": {name: torch.from_numpy(values) for name, values in experience.scores.items()},
@@ -50,7 +54,7 @@ class IterationState:
             prompts: Prompt of each trajectory of this process.
             device: Device of the restored latents.
         """
-        stored: dict[str, torch.Tensor | None] = state["trajectories"]
+        stored: dict[str, Tensor | None] = state["trajectories"]
         latents = {name: stored[name] for name in ("states", "means", "finals")}
         moved = {name: value if value is None else value.to(device) for name, value in latents.items()}
         fields_by_name: dict[str, Any] = stored | moved
@@ -63,7 +67,9 @@ class IterationState:
             seconds=state["rollout_seconds"],
         )
         return cls(
-            batch=TrainingBatch(state["iteration"], experience, state["advantages"]),
+            iteration=state["iteration"],
+            experience=experience,
+            advantages=state["advantages"],
             metrics=state["metrics"],
             updates=[(UpdateStats(**stats), norm) for stats, norm in state["updates"]],
             seconds=state["seconds"],
@@ -73,4 +79,4 @@ class IterationState:
 def _plain(values: SampledTrajectories | UpdateStats) -> dict[str, Any]:
     """Fields of the dataclass by name, with tensors on the CPU, because processes exchange them."""
     found = {each.name: getattr(values, each.name) for each in fields(values)}
-    return {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in found.items()}
+    return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in found.items()}

@@ -1,38 +1,32 @@
-"""The updates of one iteration: rows, chunks, gradient and optimiser step."""
+"""What training changes: weights, optimiser and averages, and the updates of an iteration that change them."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from chunk_grpo.config import TrainParams
 from chunk_grpo.errors import DataError
+from chunk_grpo.families.base import Family, Spread, TuningOptions
 from chunk_grpo.families.sharding import local_shard
-from chunk_grpo.seeding import generator
+from chunk_grpo.seeding import derive_seed, generator
 from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext
+from chunk_grpo.training.ema import ExponentialMovingAverage
+from chunk_grpo.training.forward_values import NoiseOfItems, PolicyVelocity
+from chunk_grpo.training.iteration_state import IterationState
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.optimizers import make_optimizer
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.rollouts import Experience
-from chunk_grpo.training.step_values import NoiseOfItems, UpdateBatch
 from chunk_grpo.training.stopping import Check
-from chunk_grpo.training.update import Policies, Update, UpdateStats
+from chunk_grpo.training.update import Policies, Update, UpdateBatch, UpdateStats
 
-
-@dataclass(frozen=True)
-class TrainingBatch:
-    """Training data of one iteration."""
-
-    iteration: int
-    """Number of the iteration, from 1."""
-    experience: Experience
-    """Trajectories of this process; the rows of each update are consecutive."""
-    advantages: Tensor
-    """Advantages of these rows, float64 [B] or [B, K]."""
+_REMEDY = "Lower train.learning_rate or train.max_grad_norm and run again."
 
 
 class Learner:
@@ -42,12 +36,13 @@ class Learner:
         selector: The chunks of the variant.
         bounds: Bounds of the next updates; the controller changes them.
         optimizer: The optimiser, wrapped by accelerate.
+        average: Averages of the trained weights; None without `ema_decay`.
     """
 
     def __init__(
         self,
-        policies: Policies,
-        parameters: list[nn.Parameter],
+        family: Family,
+        reference: PolicyVelocity | None,
         method: Method,
         settings: TrainParams,
         processes: Processes,
@@ -56,8 +51,8 @@ class Learner:
         """Create the optimiser.
 
         Args:
-            policies: Trained policy and reference.
-            parameters: Trained parameters.
+            family: Policy, prepared for training.
+            reference: Velocity of the reference policy; None: not needed.
             method: Settings of the variant.
             settings: `train` section of params.yaml.
             processes: Processes of this training.
@@ -66,28 +61,49 @@ class Learner:
         Raises:
             ConfigError: The package of the optimiser is not installed.
         """
-        self._policies, self._parameters, self._method = policies, parameters, method
-        self._settings, self._processes, self._seed = settings, processes, seed
+        self._family, self._policies = family, Policies(family.velocity, reference)
+        self._parameters = list(family.trainable_parameters())
+        self._method, self._settings, self._processes, self._seed = method, settings, processes, seed
         self.selector = ChunkSelector(method)
         self.bounds = method.bounds
         self.optimizer = processes.prepare_optimizer(
-            make_optimizer(settings.optimizer, parameters, settings.learning_rate, settings.weight_decay)
+            make_optimizer(
+                settings.optimizer, self._parameters, settings.learning_rate, settings.weight_decay
+            )
         )
+        decay = settings.ema_decay
+        self.average = None if decay is None else ExponentialMovingAverage(self._parameters, decay)
 
-    def prepare(self, batch: TrainingBatch, check: Check, *, fresh: bool) -> list[Update]:
+    def learn(self, iteration: IterationState, check: Check) -> None:
+        """Perform the remaining updates of the iteration.
+
+        Args:
+            iteration: Training data; the results are added to it.
+            check: Called before each micro-batch; raises to abort, which leaves weights and optimiser as the last
+                complete update made them.
+
+        Raises:
+            DataError: A ratio or the gradient is not finite.
+        """
+        start = time.perf_counter()
+        updates = self.prepare(iteration, check)
+        for number in range(len(iteration.updates), len(updates)):
+            iteration.updates.append(self._step(updates[number], number, check))
+            iteration.seconds += time.perf_counter() - start
+            start = time.perf_counter()
+
+    def prepare(self, iteration: IterationState, check: Check) -> list[Update]:
         """Build the updates of the iteration.
 
         Args:
-            batch: Training data. With `train.old_log_probs: training`, or values of the forward process, its old
-                log-probabilities are replaced in place.
+            iteration: Training data. With `train.old_log_probs: training`, or values of the forward process, its old
+                log-probabilities are replaced in place, unless an update has already changed the policy.
             check: Called before each micro-batch; raises to abort.
-            fresh: Whether no update of the iteration has changed the policy yet. Only then can the old
-                log-probabilities be evaluated again.
         """
-        updates = [self._update(batch, number) for number in range(self._settings.updates_per_iteration)]
+        updates = [self._update(iteration, number) for number in range(self._settings.updates_per_iteration)]
         forward = self._method.variant.likelihood != "transition"
-        if fresh and (forward or self._settings.old_log_probs == "training"):
-            kept = batch.experience.trajectories.log_probs.view(
+        if not iteration.updates and (forward or self._settings.old_log_probs == "training"):
+            kept = iteration.experience.trajectories.log_probs.view(
                 len(updates), -1, self._method.grid.num_sde_steps
             )
             # With sampled transitions the first update takes all ratios as 1 and needs no old values.
@@ -96,38 +112,8 @@ class Learner:
                 kept[number] = update.reevaluate_old(self._processes, check)
         return updates
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """State dict of the optimiser; its tensors are sharded as the parameters are."""
-        state: dict[str, Any] = self.optimizer.state_dict()
-        return state
-
-    def load_optimizer(self, optimizer: dict[str, Any]) -> None:
-        """Restore the result of `optimizer_state`, with unsharded or stored tensors."""
-        moments = {
-            index: {name: self._part(index, value) for name, value in held.items()}
-            for index, held in optimizer["state"].items()
-        }
-        self.optimizer.load_state_dict({**optimizer, "state": moments})
-
-    def _part(self, index: int, value: Any) -> Any:
-        """This process's part of a value of the optimiser's state for one parameter."""
-        parameter = self._parameters[index]
-        return local_shard(parameter, value) if getattr(value, "shape", None) == parameter.shape else value
-
-    def step(
-        self, update: Update, batch: TrainingBatch, number: int, check: Check
-    ) -> tuple[UpdateStats, float]:
-        """Perform one update; return its statistics and the norm of its gradient before clipping.
-
-        Args:
-            update: Update to perform, from `prepare`.
-            batch: Training data of the iteration.
-            number: Number of the update within the iteration, from 0.
-            check: Called before each micro-batch; raises to abort, which leaves weights and optimiser unchanged.
-
-        Raises:
-            DataError: A ratio or the gradient is not finite.
-        """
+    def _step(self, update: Update, number: int, check: Check) -> tuple[UpdateStats, float]:
+        """Perform one update; return its statistics and the norm of its gradient before clipping."""
         self.optimizer.zero_grad()
         stats = update.accumulate_gradient(self._processes, on_policy=number == 0, check=check)
         # All ranks must agree; otherwise the rest block in the next collective.
@@ -138,47 +124,124 @@ class Learner:
             raise DataError(f"update {number}: the gradient is not finite. {_REMEDY}")
         self.optimizer.step()
         self.optimizer.zero_grad()  # gradients take no memory during the next rollout
+        if self.average is not None:
+            self.average.update()
         return stats, norm
 
-    def _update(self, batch: TrainingBatch, number: int) -> Update:
-        experience = batch.experience
-        size = len(experience.trajectories.states) // self._settings.updates_per_iteration
+    def _update(self, iteration: IterationState, number: int) -> Update:
+        trajectories = iteration.experience.trajectories
+        size = len(trajectories.states) // self._settings.updates_per_iteration
         rows = slice(number * size, (number + 1) * size)
-        part = experience.trajectories.rows(rows)
+        part = trajectories.rows(rows)
         context = DrawContext(
             seed=self._seed,
-            iteration=batch.iteration,
+            iteration=iteration.iteration,
             iterations=self._settings.iterations,
             update=number,
             rows=range(self._processes.index * size, (self._processes.index + 1) * size),
             total=size * self._processes.count,
         )
-        rows_of_update = UpdateBatch(
+        batch = UpdateBatch(
             states=part.states,
             first_step=part.first_step,
-            conditioning=experience.prompts.conditioning.rows(range(rows.start, rows.stop)),
-            advantages=batch.advantages[rows].to(torch.float32),
+            conditioning=iteration.experience.prompts.conditioning.rows(range(rows.start, rows.stop)),
+            advantages=iteration.advantages[rows].to(torch.float32),
             old_log_probs=part.log_probs,
             old_means=part.means,
             chunks=self.selector.select(part, context),
             finals=part.finals,
-            noise=self._noise_of(context, part.finals.shape[1:]),
+            noise=_noise_of(context, part.finals.shape[1:]),
         )
-        return Update(
-            self._policies, self._method, rows_of_update, self.bounds, self._settings.micro_batch_size
+        return Update(self._policies, self._method, batch, self.bounds, self._settings.micro_batch_size)
+
+    def state(self) -> dict[str, Any]:
+        """Weights, state of the optimiser and averages, which the next update changes in place."""
+        return {
+            "network": self._family.trainable_state(),
+            "optimizer": self.optimizer.state_dict(),
+            "average": None if self.average is None else self.average.state(),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of `state`, with unsharded or stored tensors. The optimiser keeps the given ones."""
+        self._family.load_trainable_state(state["network"])
+        moments = {
+            index: {name: self._part(index, value) for name, value in held.items()}
+            for index, held in state["optimizer"]["state"].items()
+        }
+        self.optimizer.load_state_dict({**state["optimizer"], "state": moments})
+        if self.average is not None:
+            self.average.load_state(state["average"])
+
+    def _part(self, index: int, value: Any) -> Any:
+        """This process's part of a value of the optimiser's state for one parameter."""
+        parameter = self._parameters[index]
+        return local_shard(parameter, value) if getattr(value, "shape", None) == parameter.shape else value
+
+
+def prepared(
+    family: Family,
+    settings: TrainParams,
+    seed: int,
+    spread: Spread | None,
+    start: Path | None,
+    *,
+    has_reference: bool,
+) -> PolicyVelocity | None:
+    """Prepare the family for training, and return the velocity of the reference policy, the base model.
+
+    Args:
+        family: The base model.
+        settings: Section `train` of params.yaml.
+        seed: Training seed, of an adapter's initial weights.
+        spread: Function that shards the weights.
+        start: Saved policy with whose weights training starts; None: the base model's.
+        has_reference: Whether a reference policy is needed.
+
+    Raises:
+        ConfigError: The settings do not match the model, or `start` is a transformer where an adapter is trained.
+        DataError: `start` does not have the trained weights.
+    """
+    lora = settings.lora
+    options = TuningOptions(
+        lora_rank=None if lora is None else lora.rank,
+        lora_alpha=1.0 if lora is None else lora.alpha,
+        lora_targets=() if lora is None else lora.targets,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        autocast=None,
+        compiles=settings.compile,
+    )
+    state = None if start is None else family.start_state(start, options)
+    family.prepare_training(options, derive_seed("adapter", seed), spread)
+    reference = family.reference().velocity if has_reference else None
+    if state is not None:
+        try:
+            family.load_trainable_state(state)
+        except DataError as error:
+            raise DataError(
+                f"train.start_from: {start}: must have the weights that are trained; an adapter has the rank and the "
+                f"targets of train.lora. {error}"
+            ) from error
+    return reference
+
+
+def copied(value: Any) -> Any:
+    """A copy of nested dicts and lists with tensors, in the CPU's memory."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: copied(held) for key, held in value.items()}
+    return [copied(held) for held in value] if isinstance(value, list) else value
+
+
+def _noise_of(context: DrawContext, shape: torch.Size) -> NoiseOfItems:
+    """Noise of the forward process, [n, *shape]: a stream for each row and step, whatever process has it."""
+
+    def noise(rows: Tensor, steps: Tensor) -> Tensor:
+        streams = (
+            generator("forward", context.seed, context.iteration, context.update, context.rows[row], step)
+            for row, step in zip(rows.tolist(), steps.tolist(), strict=True)
         )
+        return torch.stack([torch.randn(shape, generator=stream) for stream in streams])
 
-    def _noise_of(self, context: DrawContext, shape: torch.Size) -> NoiseOfItems:
-        """Noise of the forward process, [n, *shape]: a stream for each row and step, whatever process has it."""
-
-        def noise(rows: Tensor, steps: Tensor) -> Tensor:
-            streams = (
-                generator("forward", context.seed, context.iteration, context.update, context.rows[row], step)
-                for row, step in zip(rows.tolist(), steps.tolist(), strict=True)
-            )
-            return torch.stack([torch.randn(shape, generator=stream) for stream in streams])
-
-        return noise
-
-
-_REMEDY = "Lower train.learning_rate or train.max_grad_norm and run again."
+    return noise

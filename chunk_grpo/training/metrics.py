@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from chunk_grpo.core.advantages import degenerate_groups
-from chunk_grpo.core.objective import ClipRange
 from chunk_grpo.training.update import UpdateStats
 
 MetricRow = tuple[int, str, float]
@@ -119,14 +118,14 @@ def fidelity_metrics(stats: UpdateStats, num_steps: int) -> dict[str, float]:
     return metrics
 
 
-def warn_of_poor_fidelity(metrics: dict[str, float], clip_range: ClipRange) -> None:
+def warn_of_poor_fidelity(metrics: dict[str, float], limits: Sequence[float]) -> None:
     """Log a warning if rounding alone moves ratios by more than `FIDELITY_LIMIT` of the clip range.
 
     Args:
         metrics: Result of `fidelity_metrics`.
-        clip_range: Half width of the trust region: one, or a tensor [K] of which the smallest counts.
+        limits: Half widths of the trust regions of the chunks, of which the smallest counts.
     """
-    smallest = float(torch.as_tensor(clip_range).min())
+    smallest = min(limits)
     share = metrics["fidelity_p99"] / smallest
     if share > FIDELITY_LIMIT:
         _LOGGER.warning(

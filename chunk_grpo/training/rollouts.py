@@ -27,7 +27,7 @@ from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.scorers.running.background import Background, waited
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.method import Method
-from chunk_grpo.training.starts import Iteration, prompts_of_rows
+from chunk_grpo.training.schedule import prompts_of_rows
 from chunk_grpo.training.stopping import Check, Stoppable, never, seconds_to_end
 
 DIVERGED = "The policy has diverged: lower train.learning_rate or train.max_grad_norm."
@@ -85,6 +85,22 @@ class Experience:
     """Values [B] of each scorer."""
     seconds: dict[str, float]
     """Seconds by phase."""
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """This process's share of an iteration.
+
+    The starts of all processes are numbered in the order of the prompts; the number names the noise, so the shares do
+    not affect the images.
+    """
+
+    number: int
+    """Number of the iteration, from 1."""
+    prompts: PromptSet
+    """Prompts of all processes, P."""
+    starts: Sequence[int]
+    """Numbers of this process's starts."""
 
 
 @dataclass(frozen=True)

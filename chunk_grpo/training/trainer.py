@@ -22,13 +22,12 @@ from chunk_grpo.progress import Meter
 from chunk_grpo.training.advantages import advantages_of, of_all_processes, rewards_of
 from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
 from chunk_grpo.training.checkpoint_files import BEST
-from chunk_grpo.training.controller import Controller
+from chunk_grpo.training.controller import Controller, Verdict
 from chunk_grpo.training.copies import Copies
-from chunk_grpo.training.ema import ExponentialMovingAverage
 from chunk_grpo.training.heldout import HeldoutEvaluation
 from chunk_grpo.training.iteration_state import IterationState
 from chunk_grpo.training.journal import Heading
-from chunk_grpo.training.learner import Learner, TrainingBatch
+from chunk_grpo.training.learner import Learner, copied, prepared
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.metrics import (
     MetricRow,
@@ -41,14 +40,17 @@ from chunk_grpo.training.metrics import (
 )
 from chunk_grpo.training.offloading import Offloading
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.rollouts import Experience, RolloutSettings, collect_experience
+from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, collect_experience
 from chunk_grpo.training.run import RunPaths, TrainingData
-from chunk_grpo.training.schedule import prompts_of_iteration
+from chunk_grpo.training.schedule import (
+    images_per_start,
+    prompts_of_iteration,
+    prompts_of_rows,
+    starts_of_update,
+)
 from chunk_grpo.training.sinks import open_sinks
-from chunk_grpo.training.starts import Iteration, images_per_start, prompts_of_rows, starts_of_update
 from chunk_grpo.training.stopping import GivenUpError
-from chunk_grpo.training.trained import Trained, copied, prepared
-from chunk_grpo.training.update import Policies, UpdateStats
+from chunk_grpo.training.update import UpdateStats
 
 PICTURES_SHOWN = 16
 """Largest number of held-out images that the trackers log."""
@@ -99,19 +101,9 @@ class Trainer:
             family, settings, seed, self._processes.shard, paths.start, has_reference=has_reference
         )
         family.use_network(self._processes.wrap(family.transformer))
-        parameters = list(family.trainable_parameters())
-        self._learner = Learner(
-            Policies(family.velocity, reference), parameters, method, settings, self._processes, seed
-        )
-        self._average = (
-            None if settings.ema_decay is None else ExponentialMovingAverage(parameters, settings.ema_decay)
-        )
-        self._trained = Trained(family, self._learner, self._average)
-        self._controller = (
-            Controller(settings.heldout.controller, method.bounds)
-            if method.variant.controlled and settings.heldout.controller is not None
-            else None
-        )
+        self._learner = Learner(family, reference, method, settings, self._processes, seed)
+        held_back = settings.heldout.controller if method.variant.controlled else None
+        self._controller = Controller(settings.heldout.patience, held_back, method.bounds)
         self._best_state: dict[str, Any] = {}
         self._offloading = Offloading(family, settings.offload)
         self._heldout = HeldoutEvaluation(data.heldout, data.reward, data.unseen, settings, self._processes)
@@ -161,7 +153,7 @@ class Trainer:
         try:
             with Meter(f"training, seed {self._seed}", total, self._done) as meter:
                 self._evaluate_if_due()
-                while self._done < total and not self._processes.any(self._has_ended()):
+                while self._done < total and not self._controller.has_ended:
                     self._iterate(self._done + 1)
                     self._evaluate_if_due()
                     meter.advance(note=self._reward_so_far())
@@ -169,10 +161,6 @@ class Trainer:
         except GivenUpError:
             return True
         return False
-
-    def _has_ended(self) -> bool:
-        """Whether held-out scores ended training before its last iteration."""
-        return self._heldout.should_stop() or (self._controller is not None and self._controller.has_ended)
 
     def save_policies(self, folder: Path) -> None:
         """Write the trained policy to `folder`/transformer and, with `keep_best`, the best one to `folder`/best.
@@ -198,8 +186,8 @@ class Trainer:
             advantages = advantages_of(everybody, weights, self._method)  # [B] or [B, K]
             warn_of_no_advantage(iteration, advantages)
             metrics = reward_metrics(rewards, everybody.scores, advantages) | self._follow(experience)
-            self._unfinished = IterationState(TrainingBatch(iteration, experience, advantages[own]), metrics)
-        self._learn(self._unfinished)
+            self._unfinished = IterationState(iteration, experience, advantages[own], metrics)
+        self._learner.learn(self._unfinished, self._check)
         self._log(self._unfinished)
         self._unfinished, self._done = None, iteration
 
@@ -247,25 +235,14 @@ class Trainer:
         everybody = torch.cat(self._processes.gather([curves.cpu()]))  # [B of all processes, N]
         return self._learner.selector.follow(everybody.mean(dim=0).tolist(), self._done + 1)
 
-    def _learn(self, state: IterationState) -> None:
-        """Perform the remaining updates of the iteration."""
-        start = time.perf_counter()
-        updates = self._learner.prepare(state.batch, self._check, fresh=not state.updates)
-        for number in range(len(state.updates), len(updates)):
-            state.updates.append(self._learner.step(updates[number], state.batch, number, self._check))
-            if self._average is not None:
-                self._average.update()
-            state.seconds += time.perf_counter() - start
-            start = time.perf_counter()
-
     def _log(self, state: IterationState) -> None:
         """Collect and log the metrics of an iteration."""
-        iteration, experience = state.batch.iteration, state.batch.experience
+        iteration, experience = state.iteration, state.experience
         own, norms = zip(*state.updates, strict=True)
         stats = [UpdateStats.of_all(parts) for parts in zip(*self._processes.gather([own]), strict=True)]
         fidelity = fidelity_metrics(stats[0], self._method.grid.num_sde_steps)
         if iteration == 1:
-            warn_of_poor_fidelity(fidelity, self._method.bounds.clip_range)
+            warn_of_poor_fidelity(fidelity, self._method.variant.limits)
         seconds = seconds_metrics({**experience.seconds, "update": state.seconds}, len(experience.prompts))
         metrics = {**state.metrics, **update_metrics(stats, norms), **fidelity, **seconds}
         self._record(iteration, metrics)
@@ -296,38 +273,37 @@ class Trainer:
         """Evaluate the policy on the held-out prompts if due."""
         if not self._is_evaluation_due():
             return
-        iteration, times = self._done, self._method.grid.times
         with self._averaged():
             with self._offloading.in_use():
                 evaluated = self._heldout.evaluate(
-                    self._family, times, iteration, self._check, self._check_alone
+                    self._family, self._method.grid.times, self._check, self._check_alone
                 )
-            if self._settings.heldout.keep_best and self._processes.gather([evaluated.is_best])[0]:
-                best = TrainingState(iteration, self._family.policy_state(), {}, [])
+            verdict = self._controller.judge(self._processes.gather([evaluated.decisive])[0])
+            if self._settings.heldout.keep_best and verdict == "best":
+                best = TrainingState(self._done, self._family.policy_state(), {}, [])
                 self._processes.by_main(lambda: self._save_best(best))
-        metrics = evaluated.metrics | self._control(evaluated.decisive)
-        self._record(iteration, metrics, as_pictures(evaluated.images[:PICTURES_SHOWN]))
+        if self._controller.goes_back:
+            self._keep_or_go_back(verdict)
+        metrics = evaluated.metrics | self._controller.metrics()
+        self._record(self._done, metrics, as_pictures(evaluated.images[:PICTURES_SHOWN]))
 
     def _save_best(self, best: TrainingState) -> None:
         """Save the best policy, which removes the one before; that one may still be being copied."""
         self._checkpoints.wait_for_copies()
         self._best.save(best)
 
-    def _control(self, score: float) -> dict[str, float]:
-        """Let the controller act on a held-out score, and return its metrics; empty without one."""
-        if self._controller is None:
-            return {}
-        verdict = self._controller.judge(score)
+    def _keep_or_go_back(self, verdict: Verdict) -> None:
+        """Keep the best state, or go back to it after a fall; take the controller's bounds."""
         if verdict == "best":
-            self._best_state = copied(self._trained.state())
-        elif verdict != "within":
-            self._trained.load(copied(self._best_state))
+            self._best_state = copied(self._learner.state())
+        elif verdict == "fallen":
+            self._learner.load_state(copied(self._best_state))
         self._learner.bounds = self._controller.bounds
-        return self._controller.metrics()
 
     def _averaged(self) -> AbstractContextManager[None]:
         """Context in which the policy has its averaged weights, if `ema_decay` is set."""
-        return nullcontext() if self._average is None else self._average.averaged()
+        average = self._learner.average
+        return nullcontext() if average is None else average.averaged()
 
     def _check(self) -> None:
         """Raise GivenUpError if any process received a stop request."""
@@ -348,13 +324,10 @@ class Trainer:
         if state is None:
             return
         found = {"network": state.network, "optimizer": state.optimizer, "average": state.extra["average"]}
-        self._trained.load(found)
+        self._learner.load_state(found)
         self._learner.selector.load_state(state.extra["chunks"])
-        if self._controller is not None:
-            self._controller.load_state(state.extra["controller"])
-            self._best_state = state.extra["best"]
-            self._learner.bounds = self._controller.bounds
-        self._heldout.load_state(state.extra["heldout"])
+        self._controller.load_state(state.extra["controller"])
+        self._best_state, self._learner.bounds = state.extra["best"], self._controller.bounds
         self._rows = [
             (i, n, v) for i, n, v in state.rows if not n.startswith("heldout") or self._is_measured(i)
         ]
@@ -387,13 +360,12 @@ class Trainer:
     def _save(self, *, copied: bool = True) -> None:
         """Save a checkpoint. Random streams are functions of the iteration and have no state."""
         unfinished = None if self._unfinished is None else self._processes.gather([self._unfinished.state()])
-        trained = self._trained.state()
+        trained = self._learner.state()
         extra = {
             "chunks": self._learner.selector.state(),
-            "heldout": self._heldout.state(),
             "average": trained["average"],
             "unfinished": unfinished,
-            "controller": None if self._controller is None else self._controller.state(),
+            "controller": self._controller.state(),
             "best": self._best_state,
         }
         state = TrainingState(self._done, trained["network"], trained["optimizer"], self._rows, extra)

@@ -1,5 +1,6 @@
-"""The controller of held-out scores: its rule by hand, and that training goes back to the best bits."""
+"""What held-out scores decide: the rules by hand, and that training goes back to the best bits."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,11 @@ import torch
 from chunk_grpo.config.training import ControllerParams
 from chunk_grpo.core.objective import Bounds
 from chunk_grpo.errors import TransientError
-from chunk_grpo.training import heldout
 from chunk_grpo.training.controller import Controller
 from chunk_grpo.training.heldout import HeldoutEvaluation, HeldoutResult
-from chunk_grpo.training.learner import Learner, TrainingBatch
+from chunk_grpo.training.iteration_state import IterationState
+from chunk_grpo.training.learner import Learner
+from chunk_grpo.training.trainer import Trainer
 from chunk_grpo.training.update import Update
 
 from .conftest import CHUNK_WS, Outcome
@@ -26,7 +28,7 @@ RUN: dict[str, Any] = {"iterations": 4, "checkpoint_every": 4, "ema_decay": 0.5,
 
 
 def test_the_rule_by_hand() -> None:
-    controller = Controller(SETTINGS, Bounds(1.0, 0.0))
+    controller = Controller(None, SETTINGS, Bounds(1.0, 0.0))
     assert [controller.judge(score) for score in (0.5, 0.6, 0.5)] == ["best", "best", "within"]
     assert controller.bounds == Bounds(1.0, 0.0)
     assert controller.judge(0.45) == "fallen"
@@ -35,7 +37,7 @@ def test_the_rule_by_hand() -> None:
     assert controller.judge(0.55) == "fallen"
     assert controller.bounds == Bounds(0.25, 0.08)
     assert not controller.has_ended
-    assert controller.judge(0.55) == "ended"
+    assert controller.judge(0.55) == "fallen"
     assert controller.has_ended
     assert controller.metrics() == {
         "controller/kl_coef": 0.08,
@@ -45,19 +47,52 @@ def test_the_rule_by_hand() -> None:
 
 
 def test_a_kl_coefficient_of_the_variant_grows() -> None:
-    controller = Controller(SETTINGS, Bounds(1.0, 0.1))
+    controller = Controller(None, SETTINGS, Bounds(1.0, 0.1))
     controller.judge(1.0)
     controller.judge(0.0)
     assert controller.bounds == Bounds(0.5, 0.4)
 
 
-def test_a_restored_state_goes_on() -> None:
-    one, other = (Controller(SETTINGS, Bounds(1.0)) for _ in range(2))
-    one.judge(0.5)
-    one.judge(0.1)
-    other.load_state(one.state())
-    assert other.bounds == one.bounds
-    assert [other.judge(score) for score in (0.45, 0.1, 0.2)] == ["within", "fallen", "ended"]
+def test_only_a_strictly_greater_score_is_a_new_best() -> None:
+    watch = Controller(1, None, Bounds(1.0))
+    assert not watch.has_ended  # nothing was measured
+    news = [watch.judge(score) == "best" for score in (-2.0, -3.0, -2.0, -1.0, -1.0, 0.5)]
+    assert news == [True, False, False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("scores", "without_news"),
+    [
+        ([0.5], 0),
+        ([0.5, 0.4], 1),
+        ([0.5, 0.4, 0.5], 2),
+        ([0.5, 0.4, 0.6], 0),
+        ([0.5, 0.4, 0.6, 0.6, 0.1, 0.2], 3),
+    ],
+)
+def test_stops_after_patience_without_improvement(scores: list[float], without_news: int) -> None:
+    for patience in (1, 2, 3, 4, None):
+        watch = Controller(patience, None, Bounds(1.0))
+        assert "fallen" not in [watch.judge(score) for score in scores]
+        assert watch.has_ended == (patience is not None and without_news >= patience)
+    assert watch.metrics() == {}
+
+
+@pytest.mark.parametrize("cut", range(6))
+def test_a_restored_state_goes_on(cut: int) -> None:
+    scores = (0.5, 0.1, 0.45, 0.1, 0.2)
+    whole, one, other = (Controller(4, SETTINGS, Bounds(1.0)) for _ in range(3))
+    verdicts = [whole.judge(score) for score in scores]
+    assert verdicts == ["best", "fallen", "within", "fallen", "fallen"]
+    before = [one.judge(score) for score in scores[:cut]]
+    other.load_state(json.loads(json.dumps(one.state())))
+    assert before + [other.judge(score) for score in scores[cut:]] == verdicts
+    assert (other.bounds, other.has_ended) == (whole.bounds, True)
+    assert (
+        other.state()
+        == whole.state()
+        == {"best": 0.5, "since_best": 4, "kl_coef": 0.08, "clip_scale": 0.25, "falls": 3}
+    )
 
 
 @pytest.fixture
@@ -66,12 +101,18 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[float]], None]:
     evaluate = HeldoutEvaluation.evaluate
 
     def replaced(values: list[float]) -> None:
-        def with_score(
-            self: HeldoutEvaluation, family: Any, times: Any, iteration: int, *rest: Any
-        ) -> HeldoutResult:
-            return replace(evaluate(self, family, times, iteration, *rest), decisive=values[iteration])
+        made: list[Trainer] = []
+        prepare = Trainer.__init__
 
-        monkeypatch.setattr(heldout.HeldoutEvaluation, "evaluate", with_score)
+        def init(self: Trainer, *arguments: Any) -> None:
+            made.append(self)
+            prepare(self, *arguments)
+
+        def with_score(self: HeldoutEvaluation, *arguments: Any) -> HeldoutResult:
+            return replace(evaluate(self, *arguments), decisive=values[made[-1]._done])
+
+        monkeypatch.setattr(Trainer, "__init__", init)
+        monkeypatch.setattr(HeldoutEvaluation, "evaluate", with_score)
 
     return replaced
 
@@ -81,9 +122,9 @@ def bounds_of_updates(monkeypatch: pytest.MonkeyPatch) -> list[Bounds]:
     seen: list[Bounds] = []
     make = Learner._update
 
-    def recording(self: Learner, batch: TrainingBatch, number: int) -> Update:
+    def recording(self: Learner, iteration: IterationState, number: int) -> Update:
         seen.append(self.bounds)
-        return make(self, batch, number)
+        return make(self, iteration, number)
 
     monkeypatch.setattr(Learner, "_update", recording)
     return seen

@@ -8,9 +8,9 @@ import torch
 
 from chunk_grpo.errors import TransientError
 from chunk_grpo.families.models.flux import FluxFamily
-from chunk_grpo.training.rollouts import Experience, RolloutSettings, collect_experience
+from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, collect_experience
 from chunk_grpo.training.run import TrainingData
-from chunk_grpo.training.starts import Iteration, starts_per_prompt
+from chunk_grpo.training.schedule import starts_per_prompt
 
 from .conftest import CHUNK_WS, PROFILE, method_of, small_params
 

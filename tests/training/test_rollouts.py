@@ -14,9 +14,9 @@ from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.training.advantages import rewards_of
 from chunk_grpo.training.heldout import HeldoutSettings, heldout_images, heldout_scores
-from chunk_grpo.training.rollouts import Experience, RolloutSettings, collect_experience
+from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, collect_experience
 from chunk_grpo.training.run import TrainingData
-from chunk_grpo.training.starts import Iteration, starts_per_prompt
+from chunk_grpo.training.schedule import starts_per_prompt
 
 from .conftest import CHUNK_WS, PROFILE, method_of, small_params
 

@@ -20,8 +20,7 @@ from chunk_grpo.core.sde import CPS, diffusion_coefs
 from chunk_grpo.families.base import Conditioning
 from chunk_grpo.training.method import Method, StepGrid
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.step_values import UpdateBatch
-from chunk_grpo.training.update import Policies, Update, UpdateStats
+from chunk_grpo.training.update import Policies, Update, UpdateBatch, UpdateStats
 
 B, S, L, D, F = 6, 9, 3, 4, 2
 TIMES = time_grid(S, 3.0)

@@ -135,8 +135,8 @@ def test_ratio_fidelity_is_reported_per_step():
 def test_rounding_near_the_clip_range_is_warned_of(clip_range, warned, caplog):
     told = fidelity_metrics(stats([2e-6] * 4, [0] * 4), 1)
     with caplog.at_level(logging.WARNING):
-        warn_of_poor_fidelity(told, clip_range)
-        warn_of_poor_fidelity(told, torch.tensor([0.5, clip_range]))
+        warn_of_poor_fidelity(told, (clip_range,))
+        warn_of_poor_fidelity(told, (0.5, clip_range))
     assert ["20 % of the clip range 1e-05" in text for text in caplog.messages] == [True] * 2 * warned
 
 

@@ -18,10 +18,9 @@ from chunk_grpo.training.chunk_selection import ChunkSelector
 from chunk_grpo.training.ema import ExponentialMovingAverage
 from chunk_grpo.training.heldout import HeldoutSettings, heldout_images
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.rollouts import Experience, RolloutSettings, collect_experience
+from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, collect_experience
 from chunk_grpo.training.run import TrainingData
-from chunk_grpo.training.schedule import prompts_of_iteration
-from chunk_grpo.training.starts import Iteration, starts_per_prompt
+from chunk_grpo.training.schedule import prompts_of_iteration, starts_per_prompt
 
 from .conftest import CHUNK_WS, Outcome, method_of, small_params
 
