@@ -25,29 +25,15 @@ from chunk_grpo.training.rollouts import DIVERGED
 from chunk_grpo.training.stopping import Check, Stoppable, never, seconds_to_end
 
 
-@dataclass(frozen=True)
-class HeldoutSettings:
-    """Settings of the held-out images."""
-
-    images_per_prompt: int
-    """Images per prompt, each with its own fixed noise."""
-    seed: int
-    """Seed of the image noise."""
-    batch_size: int
-    """Images in one forward pass."""
-    decode_batch_size: int
-    """Images that are decoded together."""
-
-
 def heldout_images(
     family: Family,
     times: Tensor,
     prompts: PromptSet,
-    settings: HeldoutSettings,
+    settings: TrainParams,
     check: Check = never,
     share: Sequence[int] | None = None,
 ) -> NDArray[np.float32]:
-    """Sample images [P * I, 3, H, W] of the current policy; I is `images_per_prompt`.
+    """Sample images [P * I, 3, H, W] of the current policy; I is `heldout.images_per_prompt`.
 
     The noise is the same in every iteration, so that the images are comparable.
 
@@ -55,28 +41,33 @@ def heldout_images(
         family: Policy.
         times: Time grid [S + 1].
         prompts: P held-out prompts.
-        settings: Sizes and seed.
+        settings: `train` section of params.yaml.
         check: Called before each evaluation of the policy; raises to abort.
         share: Rows to sample; None: all.
 
     Raises:
         DataError: A latent is not finite; the message names the prompt.
     """
-    rows = prompts.repeated(settings.images_per_prompt)
-    names = [f"{rows.ids[i]}/{i % settings.images_per_prompt}" for i in range(len(rows))]
+    number, seed, batch_size = (
+        settings.heldout.images_per_prompt,
+        settings.heldout.seed,
+        settings.rollout_batch_size,
+    )
+    rows = prompts.repeated(number)
+    names = [f"{rows.ids[i]}/{i % number}" for i in range(len(rows))]
     wanted = range(len(rows)) if share is None else share
     images = []
-    for first in range(0, len(wanted), settings.batch_size):
-        span = wanted[first : first + settings.batch_size]
+    for first in range(0, len(wanted), batch_size):
+        span = wanted[first : first + batch_size]
         noise = sample_noise(
-            (len(span), *family.latent_shape), [generator("heldout", settings.seed, names[i]) for i in span]
+            (len(span), *family.latent_shape), [generator("heldout", seed, names[i]) for i in span]
         )
         part = rows.rows(span)
         velocity = velocity_function(Stoppable(family, check), part.conditioning.to(family.device))
         start = noise.to(family.device)
         finals = rollout_ode(lambda _, v=velocity: v, start, times)[:, -1]  # type: ignore[misc]  # v bound early
         require_finite(finals, part, "held-out prompts", DIVERGED)
-        images += [family.decode(few).cpu() for few in finals.split(settings.decode_batch_size)]
+        images += [family.decode(few).cpu() for few in finals.split(settings.micro_batch_size)]
     return torch.cat(images).numpy()
 
 
@@ -133,7 +124,7 @@ class HeldoutEvaluation:
         prompts: PromptSet,
         reward: Reward,
         unseen: Reward | None,
-        train: TrainParams,
+        settings: TrainParams,
         processes: Processes,
     ) -> None:
         """Keep prompts and scorers.
@@ -142,16 +133,11 @@ class HeldoutEvaluation:
             prompts: P held-out prompts.
             reward: Training reward.
             unseen: Scorers of `train.heldout.scorers`, which training does not maximise; None: none are configured.
-            train: `train` section of params.yaml.
+            settings: `train` section of params.yaml.
             processes: Processes that share the images.
         """
-        settings = train.heldout
-        self._processes = processes
-        self._prompts, self._reward, self._settings = prompts, reward, settings
-        self._unseen = unseen if settings.scorers else None
-        self._sampling = HeldoutSettings(
-            settings.images_per_prompt, settings.seed, train.rollout_batch_size, train.micro_batch_size
-        )
+        self._prompts, self._reward, self._settings, self._processes = prompts, reward, settings, processes
+        self._unseen = unseen if settings.heldout.scorers else None
 
     def evaluate(self, family: Family, times: Tensor, check: Check, waiting: Check = never) -> HeldoutResult:
         """Sample the policy's held-out images, score them and compute their statistics.
@@ -174,16 +160,16 @@ class HeldoutEvaluation:
         if self._unseen is not None:
             unseen = self._scores_of_all(own, self._unseen, waiting)
             metrics |= {f"heldout/{name}": float(values.mean()) for name, values in unseen.items()}
-            decisive = metrics[f"heldout/{self._settings.scorers[0]}"]
-        statistics = image_statistics(images, self._settings.images_per_prompt)
+            decisive = metrics[f"heldout/{self._settings.heldout.scorers[0]}"]
+        statistics = image_statistics(images, self._settings.heldout.images_per_prompt)
         metrics |= {f"heldout_images/{name}": value for name, value in statistics.items()}
         return HeldoutResult(metrics, images, decisive)
 
     def _sample_own(self, family: Family, times: Tensor, check: Check) -> _Share:
         """This process's images of the policy."""
-        rows = self._prompts.repeated(self._sampling.images_per_prompt)
+        rows = self._prompts.repeated(self._settings.heldout.images_per_prompt)
         share, count = self._processes.padded_share(len(rows))
-        images = heldout_images(family, times, self._prompts, self._sampling, check, share)
+        images = heldout_images(family, times, self._prompts, self._settings, check, share)
         return _Share(images[:count], rows.rows(share[:count]))
 
     def _scores_of_all(self, own: _Share, reward: Reward, waiting: Check) -> dict[str, NDArray[np.float64]]:

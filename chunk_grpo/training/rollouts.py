@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chunk_grpo.config import BranchingParams
+from chunk_grpo.config import BranchingParams, TrainParams
 from chunk_grpo.core.branching import Branches, rollout_branches
 from chunk_grpo.core.choices import needs_old_means
 from chunk_grpo.core.rollout import rollout_sde, sample_noise
@@ -103,30 +103,13 @@ class Iteration:
     """Numbers of this process's starts."""
 
 
-@dataclass(frozen=True)
-class RolloutSettings:
-    """Settings of the rollout."""
-
-    group_size: int
-    """Images per prompt; with branches, per prompt and branch point."""
-    batch_size: int
-    """Trajectories in one forward pass."""
-    same_noise_in_group: bool
-    """Whether the images of a group start from the same noise."""
-    background: bool
-    """Whether a batch is decoded and scored while the next one is sampled."""
-    seed: int
-    """Training seed. With iteration and row it determines the noise of a trajectory."""
-    decode_batch_size: int
-    """Images that are decoded together."""
-
-
 def collect_experience(
     family: Family,
     method: Method,
     iteration: Iteration,
     reward: Reward,
-    settings: RolloutSettings,
+    settings: TrainParams,
+    seed: int,
     check: Check = never,
     waiting: Check = never,
 ) -> Experience:
@@ -137,7 +120,8 @@ def collect_experience(
         method: Settings of the variant.
         iteration: Prompts and this process's share of their images.
         reward: Scorers.
-        settings: Sizes and seed.
+        settings: `train` section of params.yaml.
+        seed: Training seed. With iteration and row it determines the noise of a trajectory.
         check: Called before each evaluation of the policy, equally often in all processes; raises to abort.
         waiting: Called while scoring runs, not equally often in all processes; raises to abort.
 
@@ -148,7 +132,7 @@ def collect_experience(
     start = time.perf_counter()
     branching = method.variant.branching
     rows = iteration.prompts.rows(prompts_of_rows(iteration.starts, settings.group_size, branching))
-    sampler = _Sampling(family, method, iteration, settings, check)
+    sampler = _Sampling(family, method, iteration, settings, seed, check)
     batches: list[SampledTrajectories] = []
     with _Judge(family, reward, settings, waiting) as judge:
         for trajectories in sampler.branches(branching) if branching else sampler.trajectories():
@@ -176,14 +160,20 @@ class _Sampling:
     """Samples one iteration. Each row has its own random streams, so batch size and processes do not affect them."""
 
     def __init__(
-        self, family: Family, method: Method, iteration: Iteration, settings: RolloutSettings, check: Check
+        self,
+        family: Family,
+        method: Method,
+        iteration: Iteration,
+        settings: TrainParams,
+        seed: int,
+        check: Check,
     ) -> None:
         self._policy, self._latent_shape = Stoppable(family, check), family.latent_shape
         self._device = family.device
         self._method, self._settings = method, settings
         self._prompts, self._names = iteration.prompts, iteration.starts
         self._number = iteration.number
-        self._stream = ("rollout", settings.seed, iteration.number)
+        self._stream = ("rollout", seed, iteration.number)
         self._keep_means = needs_old_means(
             method.variant.ratio_norm, method.variant.trust_region, method.variant.likelihood
         )
@@ -192,8 +182,8 @@ class _Sampling:
         """Sample whole trajectories. All steps but the last are noisy, or only the window's steps."""
         grid, size = self._method.grid, self._settings.group_size
         noisy = self._noisy_steps()
-        for first in range(0, len(self._names), self._settings.batch_size):
-            names = self._names[first : first + self._settings.batch_size]
+        for first in range(0, len(self._names), self._settings.rollout_batch_size):
+            names = self._names[first : first + self._settings.rollout_batch_size]
             made = rollout_sde(
                 self._velocity([name // size for name in names]),
                 self._starts(
@@ -221,7 +211,7 @@ class _Sampling:
         steps = torch.randperm(grid.num_sde_steps, generator=generator(*self._stream, "points"))
         points = sorted(steps[: branching.points].tolist())
         runs = self._settings.group_size // children
-        per_batch = max(1, self._settings.batch_size // children)
+        per_batch = max(1, self._settings.rollout_batch_size // children)
         for first in range(0, len(self._names), per_batch):
             names = self._names[first : first + per_batch]
             prompts = self._prompts.conditioning.rows([name // runs for name in names]).to(self._device)
@@ -338,12 +328,12 @@ class _Judge:
     """Decodes and scores batches in order.
 
     Always uses a thread of its own, because a scorer that hangs must not keep the process from stopping. With
-    `background` the caller can sample the next batch meanwhile; otherwise `submit` waits for the scores.
+    `reward_in_background` the caller can sample the next batch meanwhile; otherwise `submit` waits for the scores.
     """
 
-    def __init__(self, family: Family, reward: Reward, settings: RolloutSettings, waiting: Check) -> None:
+    def __init__(self, family: Family, reward: Reward, settings: TrainParams, waiting: Check) -> None:
         self._family, self._reward, self._waiting = family, reward, waiting
-        self._is_ahead, self._decoded_together = settings.background, settings.decode_batch_size
+        self._is_ahead, self._decoded_together = settings.reward_in_background, settings.micro_batch_size
         self._thread = Background("reward")
         self._answers: list[Future[dict[str, NDArray[np.float64]]]] = []
         self.count, self.seconds = 0, 0.0

@@ -40,7 +40,7 @@ from chunk_grpo.training.metrics import (
 )
 from chunk_grpo.training.offloading import Offloading
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, collect_experience
+from chunk_grpo.training.rollouts import Experience, Iteration, collect_experience
 from chunk_grpo.training.run import RunPaths, TrainingData
 from chunk_grpo.training.schedule import (
     images_per_start,
@@ -193,15 +193,6 @@ class Trainer:
 
     def _roll_out(self, iteration: int) -> Experience:
         """Sample and score this process's images with the current policy."""
-        settings = self._settings
-        rollout = RolloutSettings(
-            group_size=settings.group_size,
-            batch_size=settings.rollout_batch_size,
-            same_noise_in_group=settings.same_noise_in_group,
-            background=settings.reward_in_background,
-            seed=self._seed,
-            decode_batch_size=settings.micro_batch_size,
-        )
         self._family.transformer.eval()
         with self._offloading.in_use():
             return collect_experience(
@@ -209,7 +200,8 @@ class Trainer:
                 self._method,
                 Iteration(iteration, self._prompts_of(iteration), self._starts()),
                 self._data.reward,
-                rollout,
+                self._settings,
+                self._seed,
                 self._check,
                 self._check_alone,
             )

@@ -8,7 +8,7 @@ import torch
 
 from chunk_grpo.errors import TransientError
 from chunk_grpo.families.models.flux import FluxFamily
-from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, collect_experience
+from chunk_grpo.training.rollouts import Experience, Iteration, collect_experience
 from chunk_grpo.training.run import TrainingData
 from chunk_grpo.training.schedule import starts_per_prompt
 
@@ -87,18 +87,9 @@ def experience(
     policy: Callable[[], FluxFamily], data: TrainingData, variant: dict[str, Any], **changes: Any
 ) -> Experience:
     params = small_params(variant, **changes)
-    train = params.train
-    settings = RolloutSettings(
-        train.group_size,
-        train.rollout_batch_size,
-        train.same_noise_in_group,
-        True,
-        seed=0,
-        decode_batch_size=train.micro_batch_size,
-    )
-    starts = 2 * starts_per_prompt(train.group_size, method_of(params).variant.branching)
+    starts = 2 * starts_per_prompt(params.train.group_size, method_of(params).variant.branching)
     where = Iteration(2, data.prompts.rows([1, 3]), range(starts))
-    return collect_experience(policy(), method_of(params), where, data.reward, settings)
+    return collect_experience(policy(), method_of(params), where, data.reward, params.train, seed=0)
 
 
 def test_a_branch_has_its_noise_in_one_step(policy, data):
@@ -126,11 +117,9 @@ def test_a_branch_has_its_noise_in_one_step(policy, data):
 def test_a_branch_that_is_evaluated_alone_has_the_same_children(policy, data):
     """The second prompt's run alone, as in another process: its noise is named by its number."""
     both = experience(policy, data, BRANCHING, group_size=3)
-    params = small_params(BRANCHING, group_size=3)
-    settings = RolloutSettings(3, 100, False, False, seed=0, decode_batch_size=100)
-    alone = collect_experience(
-        policy(), method_of(params), Iteration(2, data.prompts.rows([1, 3]), [1]), data.reward, settings
-    )
+    params = small_params(BRANCHING, group_size=3, rollout_batch_size=100, micro_batch_size=100)
+    where = Iteration(2, data.prompts.rows([1, 3]), [1])
+    alone = collect_experience(policy(), method_of(params), where, data.reward, params.train, seed=0)
     half = both.trajectories.states[len(both.trajectories.states) // 2 :]
     assert torch.allclose(alone.trajectories.states, half, rtol=0, atol=1e-4)
 

@@ -13,8 +13,8 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.training.advantages import rewards_of
-from chunk_grpo.training.heldout import HeldoutSettings, heldout_images, heldout_scores
-from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, collect_experience
+from chunk_grpo.training.heldout import heldout_images, heldout_scores
+from chunk_grpo.training.rollouts import Experience, Iteration, collect_experience
 from chunk_grpo.training.run import TrainingData
 from chunk_grpo.training.schedule import starts_per_prompt
 
@@ -36,11 +36,10 @@ def experience(
     iteration: int = 1,
     seed: int = 0,
 ) -> Experience:
-    settings = RolloutSettings(G, batch_size, same_noise, True, seed, decode_batch_size=batch_size)
+    sizes = {"group_size": G, "rollout_batch_size": batch_size, "micro_batch_size": batch_size}
+    params = small_params(CHUNK_WS, same_noise_in_group=same_noise, **sizes)
     where = Iteration(iteration, data.prompts.rows([1, 3]), range(2 * G))
-    return collect_experience(
-        family, method_of(small_params(CHUNK_WS, group_size=G)), where, data.reward, settings
-    )
+    return collect_experience(family, method_of(params), where, data.reward, params.train, seed)
 
 
 def test_rows_are_grouped_by_prompt(family, data):
@@ -98,12 +97,18 @@ def test_a_batch_waits_for_the_scores_of_the_one_before(family, data, monkeypatc
         return scores(self, batch)
 
     monkeypatch.setattr(Reward, "scores", slow)
-    method = method_of(small_params(CHUNK_WS, group_size=G))
+    sizes = {"group_size": G, "rollout_batch_size": 2, "micro_batch_size": 2}
+    params = small_params(CHUNK_WS, reward_in_background=False, **sizes)
     where = Iteration(1, data.prompts.rows([1, 3]), range(2 * G))
-    settings = RolloutSettings(G, 2, False, False, 0, decode_batch_size=2)
     start = time.perf_counter()
     made = collect_experience(
-        family, method, where, data.reward, settings, check=lambda: events.append("evaluated")
+        family,
+        method_of(params),
+        where,
+        data.reward,
+        params.train,
+        seed=0,
+        check=lambda: events.append("evaluated"),
     )
     elapsed = time.perf_counter() - start
     assert events == (["evaluated"] * (len(PROFILE) + 1) + ["scored"]) * 3
@@ -118,12 +123,10 @@ def test_one_branch_point_gives_one_step_a_row(family, data):
         "branching": {"points": 1, "children": G},
         "fraction": 1.0,
     }
-    method = method_of(small_params(branching, group_size=G))
-    settings = RolloutSettings(G, 4, False, True, 0, decode_batch_size=4)
-    starts = range(starts_per_prompt(G, method.variant.branching))
-    made = collect_experience(
-        family, method, Iteration(1, data.prompts.rows([1]), starts), data.reward, settings
-    )
+    params = small_params(branching, group_size=G)
+    method = method_of(params)
+    where = Iteration(1, data.prompts.rows([1]), range(starts_per_prompt(G, method.variant.branching)))
+    made = collect_experience(family, method, where, data.reward, params.train, seed=0)
     assert made.trajectories.states.shape == (G, 2, *family.latent_shape)
     assert len(set(made.trajectories.first_step.tolist())) == 1
     assert made.trajectories.noisy.sum(dim=1).tolist() == [1] * G
@@ -131,7 +134,9 @@ def test_one_branch_point_gives_one_step_a_row(family, data):
 
 def heldout(family: FluxFamily, data: TrainingData, batch_size: int = 4, seed: int = 9) -> np.ndarray:
     times = time_grid(6, 3.0)
-    images = heldout_images(family, times, data.heldout, HeldoutSettings(2, seed, batch_size, batch_size))
+    sizes = {"rollout_batch_size": batch_size, "micro_batch_size": batch_size}
+    settings = small_params(CHUNK_WS, heldout={"images_per_prompt": 2, "seed": seed}, **sizes).train
+    images = heldout_images(family, times, data.heldout, settings)
     return heldout_scores(images, data.heldout.repeated(2), data.reward)["shapes-vivid"]
 
 

@@ -16,9 +16,9 @@ from chunk_grpo.training import trainer
 from chunk_grpo.training.advantages import advantages_of
 from chunk_grpo.training.chunk_selection import ChunkSelector
 from chunk_grpo.training.ema import ExponentialMovingAverage
-from chunk_grpo.training.heldout import HeldoutSettings, heldout_images
+from chunk_grpo.training.heldout import heldout_images
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.rollouts import Experience, Iteration, RolloutSettings, collect_experience
+from chunk_grpo.training.rollouts import Experience, Iteration, collect_experience
 from chunk_grpo.training.run import TrainingData
 from chunk_grpo.training.schedule import prompts_of_iteration, starts_per_prompt
 
@@ -114,13 +114,11 @@ def test_a_dynamic_plan_follows_the_iteration_in_progress(
 def branched(policy: Callable[[], FluxFamily], data: TrainingData) -> list[Experience]:
     """Branches of six iterations."""
     params, family = small_params(BRANCHING), policy()
-    method, settings = method_of(params), RolloutSettings(3, 4, False, True, seed=0, decode_batch_size=4)
-    starts = range(starts_per_prompt(3, method.variant.branching))
+    method = method_of(params)
+    starts = range(starts_per_prompt(params.train.group_size, method.variant.branching))
+    iterations = [Iteration(number, data.prompts.rows([1]), starts) for number in range(1, 7)]
     return [
-        collect_experience(
-            family, method, Iteration(number, data.prompts.rows([1]), starts), data.reward, settings
-        )
-        for number in range(1, 7)
+        collect_experience(family, method, each, data.reward, params.train, seed=0) for each in iterations
     ]
 
 
@@ -174,5 +172,6 @@ def test_heldout_images_of_each_prompt_have_their_own_noise(
 ) -> None:
     alike = prompts.rows([5, 5])
     named = PromptSet(["one", "two"], alike.texts, alike.metadata, alike.conditioning)
-    one, two = heldout_images(policy(), time_grid(4, 3.0), named, HeldoutSettings(1, 0, 4, 4))
+    settings = small_params(CHUNK_WS, heldout={"images_per_prompt": 1}).train
+    one, two = heldout_images(policy(), time_grid(4, 3.0), named, settings)
     assert float(np.abs(one - two).mean()) > 0.01
