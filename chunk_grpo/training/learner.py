@@ -1,10 +1,14 @@
-"""What training changes: weights, optimiser and averages, and the updates of an iteration that change them."""
+"""An iteration in progress, and what its updates change: weights, optimiser and averages.
+
+A training that was stopped between two updates resumes from the state of both to the same bits.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +18,83 @@ from torch import Tensor
 from chunk_grpo.config import TrainParams
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.base import Family, Spread, TuningOptions
+from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.families.sharding import local_shard
 from chunk_grpo.seeding import derive_seed, generator
 from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext
 from chunk_grpo.training.ema import ExponentialMovingAverage
 from chunk_grpo.training.forward_values import NoiseOfItems, PolicyVelocity
-from chunk_grpo.training.iteration_state import IterationState
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.optimizers import make_optimizer
 from chunk_grpo.training.processes import Processes
+from chunk_grpo.training.rollouts import Experience, SampledTrajectories
 from chunk_grpo.training.stopping import Check
 from chunk_grpo.training.update import Policies, Update, UpdateBatch, UpdateStats
 
 _REMEDY = "Lower train.learning_rate or train.max_grad_norm and run again."
+
+
+@dataclass
+class IterationState:
+    """An iteration in progress."""
+
+    number: int
+    """Number of the iteration, from 1."""
+    experience: Experience
+    """Trajectories of this process; the rows of each update are consecutive."""
+    advantages: Tensor
+    """Advantages of these rows, float64 [B] or [B, K]."""
+    metrics: dict[str, float]
+    """Rollout metrics by name."""
+    updates: list[tuple[UpdateStats, float]] = field(default_factory=list)
+    """Statistics and gradient norm of each completed update."""
+    seconds: float = 0.0
+    """Time spent on updates, in seconds."""
+
+    def state(self) -> dict[str, Any]:
+        """Plain values and tensors, for a checkpoint. Prompts are left out: the iteration determines them."""
+        experience = self.experience
+        return {
+            "iteration": self.number,
+            "advantages": self.advantages,
+            "trajectories": _plain(experience.trajectories),
+            "group_size": experience.group_size,
+            "scores": {name: torch.from_numpy(values) for name, values in experience.scores.items()},
+            "rollout_seconds": experience.seconds,
+            "metrics": self.metrics,
+            "updates": [(_plain(stats), norm) for stats, norm in self.updates],
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], prompts: PromptSet, device: torch.device) -> IterationState:
+        """Restore the result of `state`.
+
+        Args:
+            state: Result of `state`, of this process.
+            prompts: Prompt of each trajectory of this process.
+            device: Device of the restored latents.
+        """
+        stored: dict[str, Tensor | None] = state["trajectories"]
+        latents = {name: stored[name] for name in ("states", "means", "finals")}
+        moved = {name: value if value is None else value.to(device) for name, value in latents.items()}
+        fields_by_name: dict[str, Any] = stored | moved
+        trajectories = SampledTrajectories(**fields_by_name)
+        experience = Experience(
+            prompts=prompts,
+            trajectories=trajectories,
+            group_size=state["group_size"],
+            scores={name: values.numpy() for name, values in state["scores"].items()},
+            seconds=state["rollout_seconds"],
+        )
+        return cls(
+            number=state["iteration"],
+            experience=experience,
+            advantages=state["advantages"],
+            metrics=state["metrics"],
+            updates=[(UpdateStats(**stats), norm) for stats, norm in state["updates"]],
+            seconds=state["seconds"],
+        )
 
 
 class Learner:
@@ -135,7 +203,7 @@ class Learner:
         part = trajectories.rows(rows)
         context = DrawContext(
             seed=self._seed,
-            iteration=iteration.iteration,
+            iteration=iteration.number,
             iterations=self._settings.iterations,
             update=number,
             rows=range(self._processes.index * size, (self._processes.index + 1) * size),
@@ -245,3 +313,9 @@ def _noise_of(context: DrawContext, shape: torch.Size) -> NoiseOfItems:
         return torch.stack([torch.randn(shape, generator=stream) for stream in streams])
 
     return noise
+
+
+def _plain(values: SampledTrajectories | UpdateStats) -> dict[str, Any]:
+    """Fields of the dataclass by name, with tensors on the CPU, because processes exchange them."""
+    found = {each.name: getattr(values, each.name) for each in fields(values)}
+    return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in found.items()}

@@ -25,9 +25,8 @@ from chunk_grpo.training.checkpoint_files import BEST
 from chunk_grpo.training.controller import Controller, Verdict
 from chunk_grpo.training.copies import Copies
 from chunk_grpo.training.heldout import HeldoutEvaluation
-from chunk_grpo.training.iteration_state import IterationState
 from chunk_grpo.training.journal import Heading
-from chunk_grpo.training.learner import Learner, copied, prepared
+from chunk_grpo.training.learner import IterationState, Learner, copied, prepared
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.metrics import (
     MetricRow,
@@ -229,7 +228,7 @@ class Trainer:
 
     def _log(self, state: IterationState) -> None:
         """Collect and log the metrics of an iteration."""
-        iteration, experience = state.iteration, state.experience
+        iteration, experience = state.number, state.experience
         own, norms = zip(*state.updates, strict=True)
         stats = [UpdateStats.of_all(parts) for parts in zip(*self._processes.gather([own]), strict=True)]
         fidelity = fidelity_metrics(stats[0], self._method.grid.num_sde_steps)

@@ -14,8 +14,7 @@ from chunk_grpo.core.objective import Bounds
 from chunk_grpo.errors import TransientError
 from chunk_grpo.training.controller import Controller
 from chunk_grpo.training.heldout import HeldoutEvaluation, HeldoutResult
-from chunk_grpo.training.iteration_state import IterationState
-from chunk_grpo.training.learner import Learner
+from chunk_grpo.training.learner import IterationState, Learner
 from chunk_grpo.training.trainer import Trainer
 from chunk_grpo.training.update import Update
 
