@@ -53,6 +53,7 @@ def test_other_processes_end_at_once_if_main_is_killed():
     ), other[2]
 
 
+@pytest.mark.slow
 def test_files_are_hashed_once_a_machine():
     assert [(code, out) for code, out, _ in run("hashed")] == [(0, f"rank {rank} has 0\n") for rank in (0, 1)]
 

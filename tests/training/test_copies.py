@@ -310,6 +310,7 @@ while line := sys.stdin.readline():
 """
 
 
+@pytest.mark.slow
 def test_kills_at_random_moments_lose_at_most_the_checkpoint_that_is_being_copied(tmp_path, bucket_folder):
     """Each life is on a new machine; its iteration is the one after the newest copy."""
     moments, before, log = random.Random(5), 0, tmp_path / "log"
@@ -354,14 +355,23 @@ def test_a_training_goes_on_elsewhere_to_the_same_bytes(train, tmp_path):
     assert "iteration-000003.pt" not in names(tmp_path / "bucket")
 
 
+@pytest.fixture(scope="module")
+def stopped(train, tmp_path_factory):
+    """Copies of a training that was stopped within its second iteration."""
+    folder = tmp_path_factory.mktemp("stopped")
+    with pytest.raises(TransientError, match="stopped after iteration 1 of 3"):
+        train(folder / "first", stop_at=35, copies=str(folder / "bucket"))
+    return folder / "bucket"
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"optimizer": {}}, {"rows": [1, 2]}, {"extra": {}}, {"network": {}}, {"optimizer": [torch.ones(2)]}],
 )
-def test_a_copy_whose_values_do_not_fit_the_training_ends_it_with_a_sentence(changes, train, tmp_path):
-    settings = {"copies": str(tmp_path / "bucket")}
-    with pytest.raises(TransientError, match="stopped after iteration 1 of 3"):
-        train(tmp_path / "first", stop_at=35, **settings)
+def test_a_copy_whose_values_do_not_fit_the_training_ends_it_with_a_sentence(
+    changes, stopped, train, tmp_path
+):
+    settings = {"copies": str(shutil.copytree(stopped, tmp_path / "bucket"))}
     (copy,) = (tmp_path / "bucket").glob("*.pt")
     whole = torch.load(copy, weights_only=True)
     sealed(whole | {"state": whole["state"] | changes}, copy)

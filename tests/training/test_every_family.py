@@ -28,6 +28,8 @@ SMALL: dict[str, Any] = {
 LORA = {"lora": {"rank": 2, "alpha": 4.0, "targets": ("to_q", "to_v")}}
 NAMES = family_names()
 
+pytestmark = [pytest.mark.slow]
+
 
 def jobs_of(name: str, checkpoint: Path) -> dict[str, Job]:
     """All weights and an adapter, undisturbed; all weights, stopped and resumed."""
@@ -67,7 +69,6 @@ def folder(jobs: dict[str, Job], prompts: PromptSet, tmp_path_factory: pytest.Te
 
 @pytest.mark.parametrize("kind", ["full", "lora"])
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.slow
 def test_two_processes_find_the_gradient_of_one(name, kind, folder, jobs, prompts, tmp_path):
     one = do(jobs[f"{name}-{kind}"], prompts, tmp_path)
     for rank in range(2):

@@ -11,13 +11,9 @@ from tests.stages.own_scorers import add_judge, calls, check, do, limit
 HELD_OUT, ROLLOUT = 1, 2
 """Calls of the reward: held-out images are scored before the first iteration."""
 
-PLACES = [
-    (ROLLOUT, True),
-    *(
-        pytest.param(*place, marks=pytest.mark.slow)
-        for place in ((HELD_OUT, True), (HELD_OUT, False), (ROLLOUT, False))
-    ),
-]
+pytestmark = [pytest.mark.slow]
+
+PLACES = [(ROLLOUT, True), (HELD_OUT, True), (HELD_OUT, False), (ROLLOUT, False)]
 """Which call, and whether rewards of a rollout are computed in the background."""
 
 
@@ -46,7 +42,6 @@ def train(workspace: Workspace, stop: bool = False) -> tuple[int, str]:
     return process.returncode, errors
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("call", "background"), PLACES)
 def test_sigterm_ends_a_training_whose_reward_hangs(call, background, workspace):
     trained_by_judge(workspace, background)
@@ -67,7 +62,6 @@ def test_a_reward_that_hangs_ends_training_at_its_limit(call, background, worksp
     assert len(calls(workspace)) == call
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "exit_code", "said", "count"),
     [
@@ -85,7 +79,6 @@ def test_exiting_reward_or_silent_judge_ends_training(what, exit_code, said, cou
     assert len(calls(workspace)) == count
 
 
-@pytest.mark.slow
 def test_a_refused_image_ends_training_whatever_the_share(workspace):
     trained_by_judge(workspace)
     workspace.edit(lambda raw: raw["scorers"]["own"].update(refusals=1.0))

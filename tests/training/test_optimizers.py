@@ -140,6 +140,7 @@ def test_two_processes_resume_sharded_states_to_the_same_bits(name: OptimizerNam
 
 
 @pytest.mark.parametrize("name", NAMES[1:])
+@pytest.mark.slow
 def test_one_process_goes_on_from_the_checkpoint_of_two(
     name: OptimizerName, pair: Path, prompts: PromptSet, tmp_path: Path
 ) -> None:

@@ -104,6 +104,9 @@ RARE = {
     "nft",
     "guided-sharded",
     "hybrid-sgd",
+    "lora",
+    "guided",
+    "sharded-cast",
 }
 """Jobs of slow tests: settings whose parts the others have in other combinations."""
 
@@ -192,6 +195,7 @@ def test_two_processes_find_the_gradient_of_one(name, pair, alone):
     assert all(torch.equal(first.weights[key], second.weights[key]) for key in first.weights)
 
 
+@pytest.mark.slow
 def test_weights_gathered_in_bfloat16_give_the_same_gradient_at_its_resolution(pair, alone):
     one, first, second = alone("sharded-cast"), pair("sharded-cast", 0), pair("sharded-cast", 1)
     assert first.error == second.error == ""

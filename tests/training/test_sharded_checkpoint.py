@@ -147,6 +147,7 @@ for folder in map(Path, sys.argv[1:]):
 """
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(mesh, tmp_path):
     """Iteration 7 is saved again, as after a stop within iteration 8, and killed at each call that changes files."""
     folders = [tmp_path / str(number) for number in range(1, 14)]

@@ -20,7 +20,7 @@ def value(outcome: Outcome, metric: str, iteration: int) -> float:
     return next(v for i, name, v in outcome.rows if (i, name) == (iteration, metric))
 
 
-@pytest.mark.parametrize("settings", [LORA, ALL])
+@pytest.mark.parametrize("settings", [LORA, pytest.param(ALL, marks=pytest.mark.slow)])
 def test_training_goes_on_from_a_policy(settings: dict[str, Any], train: Train, tmp_path: Path) -> None:
     first = train(tmp_path / "first", save=True, **settings)
     base = value(first, "heldout_reward", 0)

@@ -2,7 +2,9 @@
 
 import logging
 import re
+import time
 from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -12,13 +14,15 @@ import torch
 from chunk_grpo.errors import DataError, TransientError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.reward import Reward
+from chunk_grpo.training import stopping
 from chunk_grpo.training.checkpoint import CheckpointStore
 from chunk_grpo.training.metrics import fidelity_metrics, warn_of_poor_fidelity
-from chunk_grpo.training.run import TrainingData
+from chunk_grpo.training.run import RunPaths, TrainingData
+from chunk_grpo.training.trainer import Trainer
 from chunk_grpo.training.update import UpdateStats
 from tests.shapes_scorers import ScorerForTests
 
-from .conftest import Outcome
+from .conftest import CHUNK_WS, Outcome, method_of, small_params
 
 LORA = {"rank": 4, "alpha": 8.0, "targets": ("to_q", "to_v")}
 
@@ -115,6 +119,38 @@ def test_a_reward_that_does_not_answer_stops_training_which_goes_on_later(train,
         train(tmp_path, on=on, variant=variant, iterations=1)
     away.answers = True
     assert set(series(train(tmp_path, on=on, variant=variant, iterations=1), "reward_mean")) == {1}
+
+
+class Hanging(ScorerForTests):
+    """A reward model that stops answering after some calls."""
+
+    name, version = "hanging", 1
+
+    def __init__(self, answers: int) -> None:
+        self._left, self.hangs, self.end = answers, Event(), Event()
+
+    def score(self, batch: ScoreBatch) -> Scores:
+        self._left -= 1
+        if self._left < 0:
+            self.hangs.set()
+            self.end.wait(60)
+        return Scores(np.linspace(0, 1, len(batch.prompts)))
+
+
+@pytest.mark.parametrize("answers", [0, 1], ids=["held-out images", "a rollout"])
+def test_a_stop_does_not_wait_for_a_reward_that_hangs(answers, policy, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(stopping, "GIVE_UP_SECONDS", 0.1)
+    hanging, params = Hanging(answers), small_params(CHUNK_WS)
+    on = replace(data, reward=Reward({"shapes-graded": hanging}, {"shapes-graded": 1.0}))
+    paths = RunPaths(tmp_path, "test", tmp_path / "logs", "it")
+    trainer = Trainer(policy(), on, method_of(params), params.train, 0, paths)
+    start = time.monotonic()
+    try:
+        with pytest.raises(TransientError, match="stopped after iteration 0 of 3"):
+            trainer.run(hanging.hangs.is_set)
+        assert time.monotonic() - start < 30
+    finally:
+        hanging.end.set()
 
 
 def stats(change: list[float], steps: list[int]) -> UpdateStats:
