@@ -166,9 +166,16 @@ def _nft(method: Method, batch: UpdateBatch) -> NftValues:
         raise ValueError("likelihood nft needs room for the old velocities: roll out with keep_means")
     if batch.advantages.ndim != 1:
         raise ValueError(f"likelihood nft needs advantages [B], got {tuple(batch.advantages.shape)}")
-    good = optimality(batch.advantages, method.advantage_clip)
-    places = (batch.old_means, batch.first_step)
-    return NftValues(method.grid, batch.conditioning, finals, noise, *places, good, method.variant.nft_beta)
+    return NftValues(
+        method.grid,
+        batch.conditioning,
+        finals,
+        noise,
+        velocities=batch.old_means,
+        first_step=batch.first_step,
+        good=optimality(batch.advantages, method.advantage_clip),
+        beta=method.variant.nft_beta,
+    )
 
 
 def _noised(method: Method, batch: UpdateBatch) -> tuple[Tensor, NoiseOfItems]:
