@@ -14,7 +14,7 @@ from chunk_grpo.config import Params
 from chunk_grpo.core.chunk_sampling import chunk_weights
 from chunk_grpo.core.chunking import ChunkPlan
 from chunk_grpo.errors import DataError
-from chunk_grpo.library.plans import build_plan
+from chunk_grpo.training.plans import build_plan
 from stages._stage import argument, run_stage
 
 
