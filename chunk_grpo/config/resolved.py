@@ -30,6 +30,11 @@ class ResolvedVariant(VariantParams):
         """Clip ranges: one for all chunks, or one for each."""
         return self.clip_ranges or (self.clip_range,)
 
+    @property
+    def has_reference(self) -> bool:
+        """Whether the objective has a KL divergence, or gets one from the controller when a held-out score falls."""
+        return self.kl_coef > 0 or self.controlled
+
 
 def resolve(own: VariantParams, sampling: SamplingParams, train: TrainParams) -> ResolvedVariant:
     """A variant's own values, and where one is null that of `train` or `sampling`."""

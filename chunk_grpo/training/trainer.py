@@ -66,6 +66,7 @@ class Trainer:
         settings: TrainParams,
         seed: int,
         paths: RunPaths,
+        processes: Processes | None = None,
     ) -> None:
         """Prepare the model, and resume from the newest checkpoint if there is one.
 
@@ -76,6 +77,7 @@ class Trainer:
             settings: `train` section of params.yaml.
             seed: Training seed of the prompt order, rollouts, chunk draws and adapter.
             paths: Folders and names of the run.
+            processes: Processes that train together; None: those that were started.
 
         Raises:
             ConfigError: The LoRA settings do not match the model, the policy to start from is a transformer where an
@@ -86,7 +88,7 @@ class Trainer:
         """
         self._family, self._data, self._method, self._settings = family, data, method, settings
         self._seed = seed
-        self._processes = Processes(
+        self._processes = processes or Processes(
             shards_weights=settings.shard_weights, keeps_shards_inside=settings.hybrid_sharding
         )
         self._starts()
@@ -95,10 +97,8 @@ class Trainer:
             paths.checkpoints, paths.identity, settings.checkpoints_kept, self._processes, copies
         )
         self._best = CheckpointStore(paths.checkpoints / BEST, paths.identity, keep=1)
-        has_reference = method.variant.kl_coef > 0 or method.variant.controlled
-        reference = prepared(
-            family, settings, seed, self._processes.shard, paths.start, has_reference=has_reference
-        )
+        own, shard = method.variant, self._processes.shard
+        reference = prepared(family, settings, seed, shard, paths.start, has_reference=own.has_reference)
         family.use_network(self._processes.wrap(family.transformer))
         self._learner = Learner(family, reference, method, settings, self._processes, seed)
         held_back = settings.heldout.controller if method.variant.controlled else None
