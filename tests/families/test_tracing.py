@@ -85,7 +85,7 @@ def sd3() -> Traced:
 def traced_whole() -> Iterator[None]:
     """Context in which no block is left out."""
     cached = (trace._shortened, network_sizes, pass_sizes)
-    with patch.object(units, "KEPT", 1000):
+    with patch.object(units, "TRACED", 1000):
         for function in cached:
             function.cache_clear()
         try:

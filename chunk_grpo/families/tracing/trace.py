@@ -35,7 +35,7 @@ from chunk_grpo.families.tracing.sizes import (
     Traced,
     UnitSizes,
 )
-from chunk_grpo.families.tracing.units import Run, kinds, shorten, watched, whole
+from chunk_grpo.families.tracing.units import EqualBlocks, by_kind, extrapolate, keep_three, record_visits
 from chunk_grpo.families.tracing.values import Values
 
 _SMALLEST = 4096
@@ -65,7 +65,7 @@ def network_sizes(what: Traced) -> NetworkSizes:
         buffer_bytes=sum(value.nbytes for value in network.buffers()),
         units={
             kind: UnitSizes(group[0].weights, sum(run.count for run in group))
-            for kind, group in kinds(runs).items()
+            for kind, group in by_kind(runs).items()
         },
     )
 
@@ -98,15 +98,15 @@ def pass_sizes(what: Traced, *, backward: bool) -> PassSizes:
                 stack.enter_context(wide_norms())
             x, t, text = _inputs(family, what)
             recorder = Recorder([*held, x, t, *text.tensors.values(), *(text.negative or {}).values()])
-            visits = stack.enter_context(watched(runs, recorder))
+            visits = stack.enter_context(record_visits(runs, recorder))
             stack.enter_context(recorder)
             stack.enter_context(torch.set_grad_enabled(backward))
             output = family.velocity(x, t, text)
             if backward:
                 recorder.begin_backward()
                 output.float().square().mean().backward()
-    names = {run.name: kind for kind, group in kinds(runs).items() for run in group}
-    return whole(recorder, visits, names)
+    names = {run.name: kind for kind, group in by_kind(runs).items() for run in group}
+    return extrapolate(recorder, visits, names)
 
 
 @cache
@@ -147,9 +147,9 @@ def text_sizes(checkpoint: Checkpoint) -> TextSizes:
     return TextSizes(sum(map(_weights, encoders)), sum(table.numel() for table in tables))
 
 
-def _trained(network: nn.Module, runs: Sequence[Run]) -> tuple[int, dict[int, int]]:
+def _trained(network: nn.Module, runs: Sequence[EqualBlocks]) -> tuple[int, dict[int, int]]:
     """Trained weights, and those in matrices by length of a row; a run's first block counts for those left out."""
-    number = {id(weight): 1 + run.more for run in runs for weight in run.kept[0].parameters()}
+    number = {id(weight): 1 + run.untraced for run in runs for weight in run.traced[0].parameters()}
     total, rows = 0, Counter[int]()
     for weight in network.parameters():
         if weight.requires_grad:
@@ -165,13 +165,13 @@ def _weights(network: nn.Module) -> int:
 
 
 @cache
-def _shortened(checkpoint: Checkpoint, targets: tuple[str, ...]) -> tuple[nn.Module, list[Run]]:
+def _shortened(checkpoint: Checkpoint, targets: tuple[str, ...]) -> tuple[nn.Module, list[EqualBlocks]]:
     with faked():
         network, _ = _copied(network_of(checkpoint))
-    return network, shorten(network, targets)
+    return network, keep_three(network, targets)
 
 
-def _prepared(what: Traced) -> tuple[DiffusersFamily, list[Run]]:
+def _prepared(what: Traced) -> tuple[DiffusersFamily, list[EqualBlocks]]:
     """The family with a shortened network, as it is trained."""
     targets = () if what.tuning is None else what.tuning.lora_targets
     network, runs = _copied(*_shortened(what.checkpoint, targets))
@@ -182,7 +182,7 @@ def _prepared(what: Traced) -> tuple[DiffusersFamily, list[Run]]:
     return family, runs
 
 
-def _copied(network: nn.Module, runs: Sequence[Run] = ()) -> tuple[nn.Module, list[Run]]:
+def _copied(network: nn.Module, runs: Sequence[EqualBlocks] = ()) -> tuple[nn.Module, list[EqualBlocks]]:
     """A copy with its runs. It shares tensors with the original; `retyped` replaces its weights.
 
     A fake tensor must not be copied: its storage is none, and its copy corrupts the memory of the process.

@@ -1,6 +1,6 @@
 """The blocks of a network: which are equal, a network with few of them, and what the others add.
 
-A block is what `families.sharding` gathers as one unit. Of equal blocks in a row KEPT are traced. The others take as
+A block is what `families.sharding` gathers as one unit. Of equal blocks in a row three are traced. The others take as
 many operations as one of these, and what they keep for the backward pass is there while a later block runs.
 """
 
@@ -18,12 +18,13 @@ from chunk_grpo.families.sharding import block_names
 from chunk_grpo.families.tracing.recorder import Recorder
 from chunk_grpo.families.tracing.sizes import PassSizes
 
-KEPT = 3
-"""Traced blocks of a run: the last two begin with what one of them keeps between them."""
+TRACED = 3
+"""Traced blocks of several equal ones in a row. Three are needed: memory grows by the same amount from block 2 to 3 as
+for every further block."""
 
 
 @dataclass(frozen=True)
-class Run:
+class EqualBlocks:
     """Equal blocks in a row."""
 
     name: str
@@ -32,17 +33,17 @@ class Run:
     """Number of blocks in the whole network."""
     weights: int
     """Weights of one, without an adapter."""
-    kept: tuple[nn.Module, ...]
-    """Those that are traced."""
+    traced: tuple[nn.Module, ...]
+    """Blocks that are traced."""
 
     @property
-    def more(self) -> int:
-        """Number of the blocks that are not traced."""
-        return self.count - len(self.kept)
+    def untraced(self) -> int:
+        """Number of blocks that are not traced."""
+        return self.count - len(self.traced)
 
 
-def shorten(network: nn.Module, targets: Sequence[str] = ()) -> list[Run]:
-    """Leave KEPT blocks of each run in the network; they keep their names.
+def keep_three(network: nn.Module, targets: Sequence[str] = ()) -> list[EqualBlocks]:
+    """Leave three blocks of each run in the network; they keep their names.
 
     Args:
         network: Velocity network, changed in place.
@@ -50,12 +51,12 @@ def shorten(network: nn.Module, targets: Sequence[str] = ()) -> list[Run]:
     """
     runs = []
     for names in _runs(network, targets):
-        kept = tuple(network.get_submodule(name) for name in names[:KEPT])
-        for name in names[KEPT:]:
+        traced = tuple(network.get_submodule(name) for name in names[:TRACED])
+        for name in names[TRACED:]:
             parent, _, child = name.rpartition(".")
             del network.get_submodule(parent)._modules[child]
-        weights = sum(weight.numel() for weight in kept[0].parameters())
-        runs.append(Run(names[0], len(names), weights, kept))
+        weights = sum(weight.numel() for weight in traced[0].parameters())
+        runs.append(EqualBlocks(names[0], len(names), weights, traced))
     return runs
 
 
@@ -96,26 +97,26 @@ def _kind(name: str, block: nn.Module, targets: Sequence[str]) -> tuple[Any, ...
     return type(block), weights, adapted
 
 
-def kinds(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def by_kind(runs: Sequence[EqualBlocks]) -> dict[str, list[EqualBlocks]]:
     """Runs of equal blocks together, by the name of the first block."""
     names: dict[Any, str] = {}
-    found: dict[str, list[Run]] = {}
+    found: dict[str, list[EqualBlocks]] = {}
     for run in runs:
-        name = names.setdefault(_kind("", run.kept[0], ()), run.name)
+        name = names.setdefault(_kind("", run.traced[0], ()), run.name)
         found.setdefault(name, []).append(run)
     return found
 
 
 @contextmanager
-def watched(runs: Sequence[Run], recorder: Recorder) -> Iterator[list[Run]]:
+def record_visits(runs: Sequence[EqualBlocks], recorder: Recorder) -> Iterator[list[EqualBlocks]]:
     """Tell the recorder which block runs.
 
     Yields:
         The run of each visit of a block, filled as blocks begin.
     """
-    visits: list[Run] = []
+    visits: list[EqualBlocks] = []
 
-    def begin(run: Run) -> Any:
+    def begin(run: EqualBlocks) -> Any:
         def hook(*_: object) -> None:
             # Checkpointing calls a block again in the backward pass; its place is known by then.
             if not recorder.is_backward:
@@ -137,7 +138,7 @@ def watched(runs: Sequence[Run], recorder: Recorder) -> Iterator[list[Run]]:
     handles = [
         run_hook
         for run in runs
-        for block in run.kept
+        for block in run.traced
         for run_hook in (block.register_forward_pre_hook(begin(run)), block.register_forward_hook(end))
     ]
     try:
@@ -151,19 +152,19 @@ def watched(runs: Sequence[Run], recorder: Recorder) -> Iterator[list[Run]]:
 class _Segment:
     """Visits of one run, one after the other."""
 
-    run: Run
-    """Run."""
+    run: EqualBlocks
+    """The run."""
     first: int
     """Number of its first visit."""
     kept: int = 0
-    """Bytes that each block that was left out keeps from its forward pass on."""
+    """Bytes that each untraced block keeps from its forward pass on."""
     left: int = 0
     """Bytes that it has left when its backward pass is over: the gradients of weights that are used again."""
 
     @classmethod
-    def of(cls, run: Run, first: int, recorder: Recorder) -> _Segment:
+    def of(cls, run: EqualBlocks, first: int, recorder: Recorder) -> _Segment:
         """Measure the second block: the one after it, and the one before it in the backward pass, begin with more."""
-        if not run.more:
+        if not run.untraced:
             return cls(run, first)
         before, middle, after = (recorder.places[first + number, True] for number in range(3))
         kept = after.start - middle.start
@@ -172,10 +173,10 @@ class _Segment:
         return cls(run, first, kept, left)
 
 
-def whole(recorder: Recorder, visits: Sequence[Run], names: Mapping[str, str]) -> PassSizes:
+def extrapolate(recorder: Recorder, visits: Sequence[EqualBlocks], names: Mapping[str, str]) -> PassSizes:
     """The pass of the whole network.
 
-    The blocks that were left out are between the first and the second one of their run. What they keep is there at all
+    The untraced blocks are between the first and the second one of their run. What they keep is there at all
     later places of the forward pass and at the same places of the backward pass; what they leave, at earlier places of
     the backward pass.
 
@@ -187,29 +188,29 @@ def whole(recorder: Recorder, visits: Sequence[Run], names: Mapping[str, str]) -
     segments, first = list[_Segment](), 0
     while first < len(visits):
         segments.append(_Segment.of(visits[first], first, recorder))
-        first += len(visits[first].kept)
+        first += len(visits[first].traced)
     forward, backward, recomputed = (
         sum(each) for each in zip(*(costs.flop for costs in recorder.places.values()), strict=True)
     )
     outside, between, units = recorder.places[-1, False].peak, 0, dict[str, int]()
-    kept, left = 0, sum(each.run.more * each.left for each in segments)
+    kept, left = 0, sum(each.run.untraced * each.left for each in segments)
     for segment in segments:
         run, kind = segment.run, names[segment.run.name]
-        more_kept, more_left = run.more * segment.kept, run.more * segment.left
+        more_kept, more_left = run.untraced * segment.kept, run.untraced * segment.left
         left -= more_left
-        for number in range(len(run.kept)):
+        for number in range(len(run.traced)):
             inner, outer = (recorder.places[segment.first + number, inside] for inside in (True, False))
             here = kept + (more_kept if number else 0)
-            # Of the blocks that were left out, which are like the second, the first or the last runs with most.
-            own = (more_left, max(more_kept, more_left), more_kept)[number] if run.more else 0
+            # Of the untraced blocks, which are like the second, the first or the last runs with most.
+            own = (more_left, max(more_kept, more_left), more_kept)[number] if run.untraced else 0
             back = kept + left + own
             sizes = (units.get(kind, 0), inner.peak + here, inner.back_peak + back if inner.back_peak else 0)
             units[kind] = max(sizes)
             outside = max(outside, outer.peak + here, outer.back_peak + here)
             between = max(between, inner.start + here)
             if number == 1:
-                forward += run.more * (inner.forward + outer.forward)
-                backward += run.more * (inner.backward + outer.backward)
-                recomputed += run.more * (inner.recomputed + outer.recomputed)
+                forward += run.untraced * (inner.forward + outer.forward)
+                backward += run.untraced * (inner.backward + outer.backward)
+                recomputed += run.untraced * (inner.recomputed + outer.recomputed)
         kept += more_kept
     return PassSizes(forward, backward, recomputed, between, outside, units, recorder.scores)
