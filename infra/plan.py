@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         params = _params(options)
-        sys.stderr.write(f"tracing passes of {params.model.checkpoint}, which takes about ten seconds\n")
+        sys.stderr.write(f"tracing passes of {params.model.checkpoint}, which takes ten seconds or more\n")
         from chunk_grpo.planning.plan import make_plan  # here: importing torch and diffusers takes seconds
         from chunk_grpo.planning.tables import show
 

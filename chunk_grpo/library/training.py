@@ -26,13 +26,13 @@ from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.families.weights.policy import local_policy
 from chunk_grpo.families.weights.records import checkpoint_record
 from chunk_grpo.library.model import Model
-from chunk_grpo.training.plans import build_plan
 from chunk_grpo.library.settings import METHOD, MethodSettings, checked, require_rules
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.scorers.running.external import External
 from chunk_grpo.training.method import make_method
 from chunk_grpo.training.metrics import MetricRow
+from chunk_grpo.training.plans import build_plan
 from chunk_grpo.training.run import RunPaths, TrainingData
 from chunk_grpo.training.trainer import Trainer
 

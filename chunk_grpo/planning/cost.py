@@ -1,12 +1,12 @@
-"""Operations, seconds, hours and money of a run, stage by stage."""
+"""Operations, traffic and seconds of an iteration, and of a run stage by stage."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chunk_grpo.planning.images import heldout_evaluations, saved_policies
 from chunk_grpo.planning.machines import Machine
-from chunk_grpo.planning.passes import Iteration, iteration
 from chunk_grpo.planning.scorers import scoring
 from chunk_grpo.planning.settings import Settings
 from chunk_grpo.planning.storage import (
@@ -15,9 +15,71 @@ from chunk_grpo.planning.storage import (
     images_of,
     prompts_of,
 )
-from chunk_grpo.planning.traffic import Traffic, traffic_of
+from chunk_grpo.training.dry_run import IterationCounts
 
 TERA, GIGA = 1e12, 1e9
+FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that one GPU receives in an iteration of training."""
+
+    gathered: float
+    """All-gathers of sharded weights."""
+    reduced: float
+    """Reduce-scatters of gradients, float32."""
+    averaged: float
+    """All-reduces of gradients, float32: of replicas, or of the shards of machines."""
+    between: float = 0.0
+    """Part of the sum that comes from other machines, each byte once a machine, divided by its GPUs."""
+
+    @property
+    def bytes(self) -> float:
+        """Sum."""
+        return self.gathered + self.reduced + self.averaged
+
+    def seconds(self, machine: Machine) -> float:
+        """Seconds inside a machine and between machines, one after the other."""
+        return self.bytes / (machine.gbs * GIGA) + self.between / (machine.network_gbs * GIGA)
+
+
+def sweep_bytes(settings: Settings) -> float:
+    """Weights that a pass of the network gathers: the network in the checkpoint's type, an adapter in float32."""
+    extra = FLOAT32 * settings.network.trained_weights if settings.adapts else 0
+    return float(settings.network.weights * settings.element + extra)
+
+
+def traffic_of(settings: Settings, counts: IterationCounts, heldout: float) -> Traffic:
+    """Traffic of an iteration, with `heldout` held-out evaluations on average.
+
+    n processes on m machines; W bytes of the network's weights, spread over s processes; G bytes of float32 gradients.
+
+    | collective | bytes that a GPU receives | share from other machines |
+    |---|---|---|
+    | gathers of shards: 1 a pass without gradients, 2 with | W (s - 1) / s | (m - 1) / m of W, unless hybrid |
+    | reduced gradients of shards: 1 a pass with gradients | G (s - 1) / s | (m - 1) / m of G, unless hybrid |
+    | hybrid sharding: averages of an update | 2 G / s (m - 1) / m | all |
+    | replicas: averages of an update, by a ring | 2 G (n - 1) / n | 2 G (m - 1) / m |
+
+    What a machine receives from others is divided by its GPUs, but for hybrid sharding's averages.
+    """
+    n, m, s = settings.processes, settings.machines, settings.spread
+    gradients = float(FLOAT32 * settings.network.trained_weights)
+    updates, abroad = settings.params.train.updates_per_iteration, (m - 1) / m
+    if not settings.shards:
+        averaged = 2 * updates * gradients
+        return Traffic(0.0, 0.0, (n - 1) / n * averaged, abroad * averaged / settings.processes_each)
+    evaluated = (counts.rollout, counts.old_log_probs, counts.ratio, counts.reference)
+    without = sum(count.passes for count in evaluated) + heldout * counts.heldout.passes
+    sweeps = settings.passes * (without + 2 * counts.update.passes)
+    gathered, reduced = sweeps * sweep_bytes(settings), settings.passes * counts.update.passes * gradients
+    inside = (s - 1) / s
+    if settings.is_hybrid:
+        averaged = 2 * abroad * updates * gradients / s
+        return Traffic(inside * gathered, inside * reduced, averaged, averaged)
+    between = abroad * (gathered + reduced) / settings.processes_each
+    return Traffic(inside * gathered, inside * reduced, 0.0, between)
 
 
 @dataclass(frozen=True)
@@ -42,7 +104,7 @@ class IterationCost:
 
     variant: str
     """Name of the variant."""
-    counts: Iteration
+    counts: IterationCounts
     """States and passes."""
     heldout: float
     """Held-out evaluations an iteration."""
@@ -62,13 +124,12 @@ class IterationCost:
 def iteration_cost(settings: Settings, variant: str, machine: Machine) -> IterationCost:
     """Cost of an iteration: states of each purpose times the operations of a state."""
     params, update = settings.params, settings.update
-    counts = iteration(settings, variant)
+    counts = settings.counts(variant)
     heldout = heldout_evaluations(params.train) / params.train.iterations
     forward, items = settings.forward_flop, counts.update.states / settings.micro_batch
-    images = counts.rows + heldout * counts.heldout.states / params.sampling.num_steps
+    sampled, shown = counts.rollout.images, heldout * counts.heldout.images
     watched = tuple(dict.fromkeys((*params.rewards, *params.train.heldout.scorers)))
-    scored = counts.rows * scoring(params, tuple(params.rewards)).flop
-    scored += (images - counts.rows) * scoring(params, watched).flop
+    scored = sampled * scoring(params, tuple(params.rewards)).flop + shown * scoring(params, watched).flop
     flop = {
         "rollout": counts.rollout.states * forward,
         "old log-probabilities": counts.old_log_probs.states * forward,
@@ -78,7 +139,7 @@ def iteration_cost(settings: Settings, variant: str, machine: Machine) -> Iterat
         "update, recomputed": items * update.recomputed,
         "KL reference": counts.reference.states * settings.frozen_flop,
         "held-out": heldout * counts.heldout.states * forward,
-        "decoding": images * settings.decoded.flop / settings.decoded_images,
+        "decoding": (sampled + shown) * settings.decoded.flop / settings.decoded_images,
         "scoring": scored,
     }
     traffic = traffic_of(settings, counts, heldout)
@@ -101,7 +162,7 @@ class StageCost:
     """Seconds one after the other."""
 
 
-def stage_costs(settings: Settings, machine: Machine) -> list[StageCost]:
+def stage_costs(settings: Settings, machine: Machine, iterations: Sequence[IterationCost]) -> list[StageCost]:
     """All stages that use a GPU. Loading, reading and writing are not in it, except checkpoints."""
     params, train = settings.params, settings.params.train
     prompts, generated = prompts_of(params), params.generate
@@ -116,7 +177,7 @@ def stage_costs(settings: Settings, machine: Machine) -> list[StageCost]:
     return [
         _shared("encode", (sum(encoded_for_training(params)) + prompts.evaluated) * text, machine),
         _shared("profile", profile * 2 * params.sampling.num_steps * forward, machine),
-        *(_training(settings, variant, machine) for variant in params.variants),
+        *(_training(settings, one, machine) for one in iterations),
         _shared("generate", base + runs * tuned, machine),
         _shared("score", scores, machine),
     ]
@@ -137,16 +198,16 @@ def _shared(name: str, flop: float, machine: Machine) -> StageCost:
     return StageCost(name, machine.gpus, flop, Seconds.of(flop / machine.gpus, 0.0, machine))
 
 
-def _training(settings: Settings, variant: str, machine: Machine) -> StageCost:
+def _training(settings: Settings, one: IterationCost, machine: Machine) -> StageCost:
     """Training of a variant with all seeds: iterations, and checkpoints during which all GPUs wait."""
-    train, one = settings.params.train, iteration_cost(settings, variant, machine)
+    train = settings.params.train
     saves = -(-train.iterations // train.checkpoint_every)
     saving = len(train.seeds) * saves * save_seconds(checkpoint_bytes(settings), machine)
     number = train.iterations * len(train.seeds)
     flop = number * settings.processes * one.total_flop
     receiving = number * one.traffic.seconds(machine)
     seconds = Seconds.of(flop / settings.processes, receiving, machine, saving)
-    return StageCost(f"train {variant}", settings.processes, flop, seconds)
+    return StageCost(f"train {one.variant}", settings.processes, flop, seconds)
 
 
 def save_seconds(size: float, machine: Machine) -> float:

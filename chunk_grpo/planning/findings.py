@@ -11,7 +11,6 @@ from chunk_grpo.config import AdaptivePlan, GuidedPlan
 from chunk_grpo.planning.cost import IterationCost, save_seconds
 from chunk_grpo.planning.machines import Machine
 from chunk_grpo.planning.memory import Phase
-from chunk_grpo.planning.passes import has_reference
 from chunk_grpo.planning.scorers import scoring
 from chunk_grpo.planning.settings import Settings, shared_starts
 from chunk_grpo.planning.storage import Prompts, checkpoint_bytes, counts_all
@@ -145,7 +144,7 @@ def _gpus(settings: Settings) -> Iterator[Finding]:
 
 
 def _reference(settings: Settings) -> Iterator[Finding]:
-    names = [name for name in settings.params.variants if has_reference(settings, name)]
+    names = [name for name in settings.params.variants if settings.variant(name).has_reference]
     if names and not settings.adapts:
         yield Finding(
             "costs",
@@ -154,30 +153,28 @@ def _reference(settings: Settings) -> Iterator[Finding]:
 
 
 def _traffic(settings: Settings, machine: Machine, costs: Sequence[IterationCost]) -> Iterator[Finding]:
+    is_spread = settings.machines > 1 and settings.shards and not settings.is_hybrid
+    remedy = "larger batches (train.micro_batch_size) gather the weights less often"
+    if is_spread:
+        remedy = "train.hybrid_sharding gathers the weights inside each machine"
     for cost in costs:
         receiving = cost.traffic.seconds(machine)
         computing = cost.total_flop / (machine.tflops * 1e12)
-        if receiving > computing and settings.machines > 1 and settings.shards and not settings.is_hybrid:
+        if receiving > computing:
             yield Finding(
                 "costs",
                 f"{cost.variant}: collectives take {receiving:.0f} s an iteration and computing {computing:.0f} s; "
-                "train.hybrid_sharding gathers the weights inside each machine",
-            )
-        elif receiving > computing:
-            yield Finding(
-                "costs",
-                f"{cost.variant}: collectives take {receiving:.0f} s an iteration and computing {computing:.0f} s; "
-                "larger batches (train.micro_batch_size) gather the weights less often",
+                f"{remedy}",
             )
 
 
 def _ratios(settings: Settings, costs: Sequence[IterationCost]) -> Iterator[Finding]:
     for cost in costs:
         if cost.counts.ratio.states:
-            largest = max(cost.counts.chunks.sizes)
+            largest = max(cost.counts.chunk_sizes)
             yield Finding(
                 "costs",
-                f"{cost.variant}: chunks of up to {largest:g} steps do not fit train.micro_batch_size "
+                f"{cost.variant}: chunks of up to {largest} steps do not fit train.micro_batch_size "
                 f"{settings.micro_batch}, so their ratios take {cost.counts.ratio.states:.0f} more states an iteration",
             )
 
@@ -195,17 +192,21 @@ def _prompts(prompts: Prompts) -> Iterator[Finding]:
 def _unknown(settings: Settings, costs: Sequence[IterationCost]) -> Iterator[Finding]:
     params = settings.params
     for cost in costs:
-        plan, chunks = params.chunks.plans[params.variants[cost.variant].plan], cost.counts.chunks
-        if isinstance(plan, (GuidedPlan, AdaptivePlan)):
-            yield Finding(
-                "note", f"{cost.variant}: its chunks follow from a profile and count as equal ones here"
-            )
-        elif not chunks.is_exact:
-            low, high = chunks.range
+        own = settings.variant(cost.variant)
+        if own.branching is not None or own.window is not None:
+            continue
+        sizes = sorted(cost.counts.chunk_sizes)
+        drawn = max(1, int(len(sizes) * own.fraction))
+        if isinstance(params.chunks.plans[own.plan], (GuidedPlan, AdaptivePlan)):
             yield Finding(
                 "note",
-                f"{cost.variant}: chunks are drawn by weight; {chunks.items:g} items an image are the mean of "
-                f"equal weights, {low:g} to {high:g} are possible",
+                f"{cost.variant}: its chunks follow from a profile and count as those of a flat one here",
+            )
+        elif own.selection != "uniform" and sizes[0] < sizes[-1]:
+            yield Finding(
+                "note",
+                f"{cost.variant}: chunks are drawn by weight; the items here are a mean of draws with equal weights, "
+                f"{sum(sizes[:drawn])} to {sum(sizes[-drawn:])} an image are possible",
             )
     unknown = scoring(params, tuple(params.scorers)).not_counted
     if unknown:

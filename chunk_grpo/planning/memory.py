@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chunk_grpo.core.choices import needs_old_means
 from chunk_grpo.families.tracing import PassSizes
-from chunk_grpo.planning.passes import has_reference
 from chunk_grpo.planning.scorers import in_process, scoring
 from chunk_grpo.planning.settings import Settings
 
@@ -37,7 +35,7 @@ def training_phases(settings: Settings, variant: str) -> list[Phase]:
     Gradients are freed after the optimiser's step, so the rollout has none.
     """
     kept, gradients = _kept(settings, variant), _gradients(settings)
-    batch = {"trajectories": _trajectories(settings, variant)}
+    batch = {"trajectories": trajectory_bytes(settings, variant)}
     sampled, around = rollout_bytes(settings)
     rollout = {
         "activations": sampled,
@@ -165,7 +163,7 @@ def held_weights(settings: Settings) -> float:
 
 def _reference(settings: Settings, variant: str) -> float:
     """A frozen float32 copy, if there is a KL divergence and no adapter that could be switched off."""
-    if settings.adapts or not has_reference(settings, variant):
+    if settings.adapts or not settings.variant(variant).has_reference:
         return 0.0
     return float(FLOAT32 * settings.network.weights)
 
@@ -210,18 +208,9 @@ def _loading(settings: Settings, variant: str) -> dict[str, float]:
     return {**network, **reference, **_beside(settings), "scorers": 0.0}
 
 
-def _trajectories(settings: Settings, variant: str) -> float:
-    """Trajectories of this process's images, float32.
-
-    A trajectory has S + 1 states (2 with branches), the final latent, and the means of the steps if they are needed.
-    """
-    params, own = settings.params, settings.params.variants[variant]
-    train, S = params.train, params.sampling.num_steps
-    points = 1 if own.branching is None else own.branching.points
-    rows = train.prompts_per_iteration * train.group_size * points / settings.processes
-    states = 2 if own.branching is not None else S + 1
-    means = states - 1 if needs_old_means(own.ratio_norm, own.trust_region, own.likelihood) else 0
-    return float(rows * (states + 1 + means) * settings.latent_bytes)
+def trajectory_bytes(settings: Settings, variant: str) -> float:
+    """Trajectories of one process's images, float32."""
+    return float(settings.counts(variant).latents * settings.latent_bytes)
 
 
 def _used(parts: dict[str, float]) -> dict[str, float]:

@@ -107,10 +107,10 @@ def make_plan(params: Params, machine: Machine) -> Plan:
     model = read_checkpoint(params.model.family, params.model.checkpoint)
     settings = settings_of(params, model, machine.gpus, machine.machines)
     costs = [iteration_cost(settings, variant, machine) for variant in params.variants]
-    stages = stage_costs(settings, machine)
+    stages = stage_costs(settings, machine, costs)
     training = [training_phases(settings, variant) for variant in params.variants]
     phases = max(training, key=lambda each: max(phase.bytes for phase in each)) + stage_phases(settings)
-    prompts, stop = prompts_of(params), stop_time(settings, costs, machine)
+    prompts, stop = prompts_of(params), stop_time(settings, machine)
     network = settings.network
     return Plan(
         machine=machine,
@@ -140,7 +140,7 @@ def update_flop(settings: Settings) -> float:
     return one.forward + one.backward + one.recomputed
 
 
-def stop_time(settings: Settings, costs: list[IterationCost], machine: Machine) -> float:
+def stop_time(settings: Settings, machine: Machine) -> float:
     """Seconds from a stop request to a saved checkpoint.
 
     The longest pass, then the checkpoint with the unfinished iteration's trajectories.
@@ -148,7 +148,7 @@ def stop_time(settings: Settings, costs: list[IterationCost], machine: Machine) 
     flop = max(update_flop(settings), settings.rollout.forward)
     sweeps = 3 * settings.passes if settings.shards else 0
     gathers = sweeps * settings.element * settings.network.weights / (machine.gbs * GIGA)
-    unfinished = max(unfinished_bytes(settings, cost.counts) for cost in costs)
+    unfinished = max(unfinished_bytes(settings, variant) for variant in settings.params.variants)
     size = checkpoint_bytes(settings) + unfinished
     return flop / (machine.tflops * 1e12) + gathers + save_seconds(size, machine)
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from chunk_grpo.config import Params
+from chunk_grpo.config.resolved import ResolvedVariant, resolved_variant
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.tracing import (
@@ -21,6 +22,7 @@ from chunk_grpo.families.tracing import (
     text_sizes,
     vae_weights,
 )
+from chunk_grpo.training.dry_run import IterationCounts, count_iteration
 
 ELEMENT = {"float32": 4, "bfloat16": 2}
 """Bytes of an element."""
@@ -64,6 +66,14 @@ class Settings:
     foreach_bytes: int = 4
     """Bytes a trained weight that the optimiser's step takes for a moment: torch's foreach AdamW makes one float32
     copy. Copies of one weight at a time are not counted."""
+
+    def variant(self, name: str) -> ResolvedVariant:
+        """A variant with the values of `train` and `sampling`."""
+        return resolved_variant(self.params, name)
+
+    def counts(self, variant: str) -> IterationCounts:
+        """States and passes of an iteration of one process."""
+        return count_iteration(self.params, variant, self.processes)
 
     @property
     def passes(self) -> int:

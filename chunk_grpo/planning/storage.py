@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from chunk_grpo.config import Params
 from chunk_grpo.config.prompts import CocoPrompts, FilePrompts
 from chunk_grpo.planning.images import evaluated_sets
-from chunk_grpo.planning.memory import offloaded_bytes
-from chunk_grpo.planning.passes import Iteration
+from chunk_grpo.planning.memory import offloaded_bytes, trajectory_bytes
 from chunk_grpo.planning.settings import Settings
 
 FLOAT32 = 4
@@ -126,10 +125,9 @@ def checkpoint_bytes(settings: Settings) -> float:
     return float((FLOAT32 + settings.optimizer_bytes + average) * settings.network.trained_weights)
 
 
-def unfinished_bytes(settings: Settings, iteration: Iteration) -> float:
-    """What a stop within an iteration adds: the states of all trajectories, float32."""
-    states = settings.params.sampling.num_steps + 2
-    return float(iteration.rows * settings.processes * states * settings.latent_bytes)
+def unfinished_bytes(settings: Settings, variant: str) -> float:
+    """What a stop within an iteration adds: the trajectories of all processes."""
+    return settings.processes * trajectory_bytes(settings, variant)
 
 
 def policy_bytes(settings: Settings) -> float:

@@ -2,7 +2,7 @@
 
 from chunk_grpo.artifacts import read_table
 from chunk_grpo.config import load_params
-from chunk_grpo.planning.images import ScoredImages, evaluated_sets, scored_images
+from chunk_grpo.planning.images import ScoredImages, evaluated_sets, heldout_evaluations, scored_images
 from tests.conftest import SCORER, VARIANT, Workspace
 from tests.planning.planned import edited, preset
 
@@ -52,3 +52,9 @@ def test_evaluation_against_the_tables(finished: Workspace) -> None:
         for policy in ("base", VARIANT)
     )
     assert scored_images(params, SCORER, PROMPTS).evaluation == base + len(params.variants) * own
+
+
+def test_heldout_evaluations() -> None:
+    """Before training, after 25, 50, ... 150 iterations; after 140 of 140 too."""
+    assert heldout_evaluations(preset("flux-dev").train) == 7
+    assert heldout_evaluations(edited(preset("flux-dev"), train={"iterations": 140}).train) == 7

@@ -5,12 +5,10 @@ from dataclasses import replace
 import pytest
 
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.planning.cost import Seconds, iteration_cost
+from chunk_grpo.planning.cost import Seconds, Traffic, iteration_cost, traffic_of
 from chunk_grpo.planning.machines import GPUS, machine
 from chunk_grpo.planning.memory import rollout_bytes, training_phases, update_bytes
-from chunk_grpo.planning.passes import iteration
 from chunk_grpo.planning.storage import encoded_for_training
-from chunk_grpo.planning.traffic import Traffic, traffic_of
 from tests.planning.planned import edited, plan, preset, settings
 
 GIB = 2**30
@@ -33,20 +31,20 @@ def test_seconds_range_from_full_overlap_to_no_overlap() -> None:
 def test_traffic_of_shards() -> None:
     """Per pass: 23.8 GB gathered, twice in an update's pass, and 47.6 GB of float32 gradients; 7/8 of it received."""
     flux = settings(edited(FLUX, train={"micro_batch_size": 1, "rollout_batch_size": 1}), 8)
-    found = traffic_of(flux, iteration(flux, "dance"), heldout=0)
+    found = traffic_of(flux, flux.counts("dance"), heldout=0)
     assert found.gathered == 7 / 8 * 2 * WEIGHTS * (408 + 96 + 2 * 192)
     assert found.reduced == 7 / 8 * 4 * WEIGHTS * 192
     larger = settings(edited(FLUX, train={"micro_batch_size": 12}), 8)
-    assert traffic_of(larger, iteration(larger, "chunk"), heldout=7 / 150).bytes < 4e12
+    assert traffic_of(larger, larger.counts("chunk"), heldout=7 / 150).bytes < 4e12
 
 
 def test_traffic_of_replicas_and_of_one_gpu() -> None:
     """LoRA without shards: each of two updates averages its gradients once, 2 * 3/4 of 4 bytes a weight."""
     lora = settings(edited(FLUX, train={"lora": LORA, "shard_weights": False}), 4)
-    found = traffic_of(lora, iteration(lora, "dance"), heldout=0)
+    found = traffic_of(lora, lora.counts("dance"), heldout=0)
     assert found.bytes == found.averaged == 2 * 2 * 3 / 4 * 4 * lora.network.trained_weights
     alone = settings(FLUX, 1)
-    assert traffic_of(alone, iteration(alone, "dance"), heldout=1).bytes == 0
+    assert traffic_of(alone, alone.counts("dance"), heldout=1).bytes == 0
 
 
 def test_traffic_between_machines() -> None:
@@ -55,7 +53,7 @@ def test_traffic_between_machines() -> None:
     Without it a machine receives 3/4 of what is gathered and reduced from others, and each of its 8 GPUs 1/8 of that.
     """
     hybrid = settings(preset("flux-dev"), 32, 4)
-    counts, gradients = iteration(hybrid, "dance"), 4 * WEIGHTS
+    counts, gradients = hybrid.counts("dance"), 4 * WEIGHTS
     found = traffic_of(hybrid, counts, heldout=0)
     assert found.between == found.averaged == 2 * 3 / 4 * 2 * gradients / 8
     assert found.reduced == 7 / 8 * gradients * counts.update.passes
@@ -64,7 +62,7 @@ def test_traffic_between_machines() -> None:
     assert whole.reduced == 31 / 32 * gradients * counts.update.passes
     assert whole.between == pytest.approx(3 / 4 * (whole.gathered + whole.reduced) * 32 / 31 / 8)
     lora = settings(edited(FLUX, train={"lora": LORA, "shard_weights": False}), 32, 4)
-    assert traffic_of(lora, iteration(lora, "dance"), heldout=0).between == 2 * 2 * 3 / 4 * 4 * (
+    assert traffic_of(lora, lora.counts("dance"), heldout=0).between == 2 * 2 * 3 / 4 * 4 * (
         lora.network.trained_weights / 8
     )
 

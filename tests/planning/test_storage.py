@@ -10,7 +10,6 @@ from chunk_grpo.config import load_params
 from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.planning.models import read_checkpoint
-from chunk_grpo.planning.passes import iteration
 from chunk_grpo.planning.settings import Settings, settings_of
 from chunk_grpo.planning.storage import (
     checkpoint_bytes,
@@ -150,4 +149,4 @@ def test_flux_storage_bytes_by_hand() -> None:
 def test_a_stop_within_an_iteration_saves_the_trajectories() -> None:
     """192 images of 18 states and the final latent, 2025 x 64 float32."""
     flux = settings(preset("flux-dev"), 8)
-    assert unfinished_bytes(flux, iteration(flux, "chunk")) == 192 * 19 * 2025 * 64 * 4
+    assert unfinished_bytes(flux, "chunk") == 192 * 19 * 2025 * 64 * 4

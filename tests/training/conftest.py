@@ -15,10 +15,10 @@ from chunk_grpo.core.flow import time_grid
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
-from chunk_grpo.training.plans import build_plan
 from chunk_grpo.shapes.prompts import all_prompts
 from chunk_grpo.training.method import Method, method_from
 from chunk_grpo.training.metrics import MetricRow
+from chunk_grpo.training.plans import build_plan
 from chunk_grpo.training.run import RunPaths, TrainingData
 from chunk_grpo.training.trainer import Trainer
 from tests.shapes_scorers import shapes_reward

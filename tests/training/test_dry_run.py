@@ -1,0 +1,126 @@
+"""Evaluations of an iteration: numbers by hand, and the calls of a training of the toy network."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunk_grpo.planning.images import heldout_evaluations
+from chunk_grpo.training.counters import Count, counting
+from chunk_grpo.training.dry_run import IterationCounts, count_iteration
+from tests.planning.planned import edited, preset, with_variant
+from tests.training.conftest import small_params
+
+FLUX = preset("flux-dev")
+STEP: dict[str, Any] = {"objective": "step", "plan": "step", "fraction": 0.5}
+
+
+def of(params: Any, variant: str = "it", gpus: int = 8) -> IterationCounts:
+    return count_iteration(params, variant, gpus)
+
+
+def seen(count: Count) -> tuple[float, float]:
+    return count.states, count.passes
+
+
+def test_table_6_on_eight_gpus() -> None:
+    """192 images, 24 a GPU, 17 steps; 8 of 16 steps trained in each of two updates of 12 images.
+
+    12 images, of one prompt, share their first state in a rollout's pass; 4 items are a pass of an update.
+    """
+    dance = of(FLUX, "dance")
+    assert seen(dance.rollout) == (24 * 16 + 2, 2 * 17) and dance.rollout.images == 24
+    assert seen(dance.update) == (2 * 12 * 8, 2 * 12 * 8 / 4)
+    assert seen(dance.old_log_probs) == (12 * 8, 12 * 8 / 4)
+    assert seen(dance.ratio) == seen(dance.reference) == (0, 0)
+    assert seen(dance.heldout) == (4 * 17, 17) and dance.heldout.images == 4
+    assert dance.latents == 24 * (18 + 1)
+
+
+def test_flux_pass_counts_by_hand() -> None:
+    """Two of [2, 3, 4, 7] are drawn for each image: 8 of 16 steps, of which 7 / 2 are of a chunk above 4 items.
+
+    Over all GPUs 192 * 8 backwards, as many forwards for them, half as many old log-probabilities, and 192 / 2 * 7 / 2
+    items whose ratios come first. 120 images, each drawn for once, have these means within 3 %.
+    """
+    chunk = of(FLUX, "chunk")
+    assert 8 * chunk.update.states == pytest.approx(192 * 8, rel=0.03)
+    assert 8 * chunk.old_log_probs.states == pytest.approx(192 / 2 * 8, rel=0.06)
+    assert 8 * chunk.ratio.states == pytest.approx(192 / 2 * 7 / 2, rel=0.2)
+    assert chunk.chunk_sizes == (2, 3, 4, 7)
+    larger = {"micro_batch_size": 12, "same_noise_in_group": False}
+    found = of(edited(FLUX, train=larger), "chunk")
+    assert found.ratio.states == 0 and seen(found.rollout) == (24 * 17, 2 * 17)
+
+
+def test_chunks_that_fit_are_never_divided() -> None:
+    """Four chunks of 4 steps in micro-batches of 7: one in each, 2 of 4 drawn for 12 images in each of two updates."""
+    params = edited(FLUX, train={"micro_batch_size": 7})
+    params = with_variant(params, objective="chunk", plan="equal-4", fraction=0.5)
+    assert seen(of(params).update) == (2 * 12 * 8, 2 * 12 * 2)
+
+
+def test_a_kl_divergence_evaluates_the_reference_for_each_item() -> None:
+    found = of(edited(FLUX, train={"kl_coef": 0.04}), "chunk")
+    assert found.reference == found.update
+    controlled = with_variant(preset("hacking"), objective="chunk", plan="listed", controlled=True)
+    found = of(controlled, gpus=1)
+    assert found.reference == found.update and found.update.states > 0
+
+
+def test_branches() -> None:
+    """TempFlow: 16 prompts of 12 / 4 runs of 17 steps; 2 points of 4 children, which take the steps that are left."""
+    branching = {"points": 2, "children": 4}
+    params = with_variant(FLUX, objective="step", plan="step", fraction=1.0, branching=branching)
+    found = of(params, gpus=1)
+    assert found.rollout.images == 16 * 12 * 2
+    assert 48 * 17 + 48 * 4 * 3 <= found.rollout.states <= 48 * 17 + 48 * 4 * 31
+    assert found.update.states == 16 * 12 * 2
+    assert found.latents == 16 * 12 * 2 * (2 + 1)
+
+
+def test_a_window_trains_its_steps_only() -> None:
+    window = {"num_steps": 4, "stride": 1, "every": 25}
+    params = with_variant(FLUX, objective="step", plan="step", fraction=0.5, window=window)
+    assert of(params, gpus=1).update.states == 192 * 2
+
+
+def test_what_changes_no_count_is_trained_once() -> None:
+    lora = {"rank": 4, "alpha": 4.0, "targets": ("to_q",)}
+    assert of(FLUX, "chunk") is of(FLUX, "chunk-ws")
+    assert of(FLUX, "chunk") is of(edited(FLUX, train={"lora": lora, "offload": ("vae",)}), "chunk")
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "steps, KL": (STEP, {}),
+    "old log-probabilities again": (STEP, {"old_log_probs": "training", "kl_coef": 0.0}),
+    "chunks divided": (
+        {"objective": "chunk", "plan": "single", "fraction": 1.0},
+        {"micro_batch_size": 3, "rollout_batch_size": 3},
+    ),
+    "images noised again": ({**STEP, "likelihood": "matching", "clip_range": 0.2}, {}),
+    "common noise": (STEP, {"same_noise_in_group": True}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_network_of_one_weight_is_evaluated_as_often_as_the_toy(
+    case: str, train: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Their counts do not depend on the draws."""
+    variant, changes = CASES[case]
+    with counting() as counted:
+        train(tmp_path, variant=variant, **changes)
+    params = small_params(variant, **changes)
+    found, iterations = count_iteration(params, "it"), params.train.iterations
+    expected = {
+        "rollout": (found.rollout, iterations),
+        "old": (found.old_log_probs, iterations),
+        "ratio": (found.ratio, iterations),
+        "update": (found.update, iterations),
+        "reference": (found.reference, iterations),
+        "heldout": (found.heldout, heldout_evaluations(params.train)),
+    }
+    for purpose, (count, number) in expected.items():
+        assert seen(counted.counts[purpose]) == (number * count.states, number * count.passes), purpose  # type: ignore[index]
