@@ -197,16 +197,18 @@ def _unknown(settings: Settings, costs: Sequence[IterationCost]) -> Iterator[Fin
             continue
         sizes = sorted(cost.counts.chunk_sizes)
         drawn = max(1, int(len(sizes) * own.fraction))
-        if isinstance(params.chunks.plans[own.plan], (GuidedPlan, AdaptivePlan)):
+        plan = params.chunks.plans[own.plan]
+        if isinstance(plan, (GuidedPlan, AdaptivePlan)):
+            alike = "equal ones" if isinstance(plan, GuidedPlan) else "those of a network of one weight"
             yield Finding(
-                "note",
-                f"{cost.variant}: its chunks follow from a profile and count as those of a flat one here",
+                "note", f"{cost.variant}: its chunks follow from a profile and count as {alike} here"
             )
         elif own.selection != "uniform" and sizes[0] < sizes[-1]:
+            items = cost.counts.update.states / cost.counts.rollout.images
             yield Finding(
                 "note",
-                f"{cost.variant}: chunks are drawn by weight; the items here are a mean of draws with equal weights, "
-                f"{sum(sizes[:drawn])} to {sum(sizes[-drawn:])} an image are possible",
+                f"{cost.variant}: chunks are drawn by weight; {items:g} items an image are the mean of equal weights, "
+                f"{sum(sizes[:drawn])} to {sum(sizes[-drawn:])} are possible",
             )
     unknown = scoring(params, tuple(params.scorers)).not_counted
     if unknown:

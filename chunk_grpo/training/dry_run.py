@@ -1,6 +1,7 @@
 """A few iterations of the trainer on a network of one weight, which count what each iteration evaluates.
 
 The trainer, its draws and its micro-batches are the real ones, so every method is counted without a line about it here.
+It runs twice, the second time with mirrored draws, so that the counts of both have the mean of all draws, or nearly so.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -33,13 +35,13 @@ from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.run import RunPaths, TrainingData
 from chunk_grpo.training.trainer import Trainer
 
-IMAGES = 100
-"""Images of one process whose draws of chunks the counts are at least a mean of, if the training has as many."""
+IMAGES = 48
+"""Least number of images of a process in each of the two runs, if the training has as many."""
 
 
 @dataclass(frozen=True)
 class IterationCounts:
-    """Evaluations of one process in an iteration, a mean over draws of chunks."""
+    """Evaluations of one process in an iteration, a mean over draws."""
 
     rollout: Count
     """Sampling, without gradients."""
@@ -136,12 +138,14 @@ def _counted(
     times = time_grid(sampling.num_steps, sampling.shift or 1.0)
     method = make_method(own, planned, sampling, train, plan, chunk_weights(profile, plan), times)
     data = TrainingData(_prompts(train.prompts_per_iteration), _prompts(heldout), _Scores(rewards))
-    with TemporaryDirectory() as folder, counting(_Stub) as counters, redirect_stderr(io.StringIO()):
-        paths = RunPaths(Path(folder), "dry run", Path(folder), "dry-run")
-        family = cast(Family, _Stub())
-        Trainer(family, data, method, train, 0, paths, _OneOf(processes)).run(lambda: False)
+    with counting(_Stub) as counters, redirect_stderr(io.StringIO()):
+        for draws in (nullcontext(), _mirrored_draws()):
+            with draws, TemporaryDirectory() as folder:
+                paths = RunPaths(Path(folder), "dry run", Path(folder), "dry-run")
+                family = cast(Family, _Stub())
+                Trainer(family, data, method, train, 0, paths, _OneOf(processes)).run(lambda: False)
 
-    def mean(purpose: Purpose, number: int = train.iterations) -> Count:
+    def mean(purpose: Purpose, number: int = 2 * train.iterations) -> Count:
         count = counters.counts[purpose]
         return Count(count.states / number, count.passes / number, count.images / number)
 
@@ -154,10 +158,30 @@ def _counted(
         ratio=mean("ratio"),
         update=mean("update"),
         reference=mean("reference"),
-        heldout=mean("heldout", 2),  # before the first iteration and after the last
+        heldout=mean("heldout", 4),  # before the first iteration and after the last
         latents=sum(each.numel() for each in latents if each is not None),
         chunk_sizes=tuple(plan.sizes[number] for number in allowed),
     )
+
+
+@contextmanager
+def _mirrored_draws() -> Iterator[None]:
+    """Context in which the same streams draw the opposite: an exponential's u as 1 - u, a permutation's last as first.
+
+    Each draw keeps its distribution. Of chunks with equal weights those that would be drawn last are drawn first: with
+    a fraction of one half each is drawn in one of both runs. A branch point k steps from the start is k from the end.
+    """
+    exponential, permutation = Tensor.exponential_, torch.randperm
+
+    def mirrored(noise: Tensor, rate: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
+        u = torch.exp(-rate * exponential(noise, rate, generator=generator))
+        return noise.copy_(-torch.log1p(-u) / rate)
+
+    with (
+        patch.object(Tensor, "exponential_", mirrored),
+        patch.object(torch, "randperm", lambda n, **options: n - 1 - permutation(n, **options)),
+    ):
+        yield
 
 
 def _prompts(count: int) -> PromptSet:
