@@ -12,7 +12,7 @@ from benchmarks.reference import ReferenceTrainer
 from benchmarks.workloads import Workload
 from chunk_grpo.config import TrainParams
 from chunk_grpo.families.models.flux import FluxFamily
-from chunk_grpo.training.counters import counting
+from chunk_grpo.planning.counters import counting
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.run import RunPaths, TrainingData
 from chunk_grpo.training.trainer import Trainer

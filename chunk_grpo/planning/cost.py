@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from chunk_grpo.planning.dry_run import IterationCounts
 from chunk_grpo.planning.images import heldout_evaluations, saved_policies
 from chunk_grpo.planning.machines import Machine
 from chunk_grpo.planning.scorers import scoring
@@ -15,7 +16,6 @@ from chunk_grpo.planning.storage import (
     images_of,
     prompts_of,
 )
-from chunk_grpo.training.dry_run import IterationCounts
 
 TERA, GIGA = 1e12, 1e9
 FLOAT32 = 4

@@ -181,10 +181,9 @@ def _ratios(settings: Settings, costs: Sequence[IterationCost]) -> Iterator[Find
 
 def _prompts(prompts: Prompts) -> Iterator[Finding]:
     if prompts.used < prompts.listed:
-        most = "" if prompts.is_exact else "at most "
         yield Finding(
             "costs",
-            f"{most}{prompts.used} of {prompts.listed} training prompts (prompts.train_count) are ever drawn: "
+            f"{prompts.used} of {prompts.listed} training prompts (prompts.train_count) are ever drawn: "
             "iterations * prompts_per_iteration, for each seed",
         )
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from chunk_grpo.config import Params
 from chunk_grpo.config.resolved import ResolvedVariant, resolved_variant
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.tracing import (
     Checkpoint,
     Decoding,
@@ -22,7 +21,9 @@ from chunk_grpo.families.tracing import (
     text_sizes,
     vae_weights,
 )
-from chunk_grpo.training.dry_run import IterationCounts, count_iteration
+from chunk_grpo.planning.dry_run import IterationCounts, count_iteration
+from chunk_grpo.training.starts import starts_of_update
+from chunk_grpo.training.trained import tuning_of
 
 ELEMENT = {"float32": 4, "bfloat16": 2}
 """Bytes of an element."""
@@ -197,7 +198,6 @@ def settings_of(params: Params, model: Checkpoint, gpus: int, machines: int = 1)
     train = params.train
     processes = processes_of(params, gpus, machines)
     shards = train.shard_weights and processes > 1
-    lora = train.lora
     traced = Traced(
         checkpoint=model,
         element=params.model.dtype,
@@ -206,13 +206,7 @@ def settings_of(params: Params, model: Checkpoint, gpus: int, machines: int = 1)
         tokens=params.model.max_sequence_length,
         cfg_scale=params.sampling.cfg_scale,
         cfg_passes=params.model.cfg_passes,
-        tuning=TuningOptions(
-            None if lora is None else lora.rank,
-            1.0 if lora is None else lora.alpha,
-            () if lora is None else tuple(lora.targets),
-            train.gradient_checkpointing,
-            None,
-        ),
+        tuning=replace(tuning_of(train), compiles=False),
         gathers=shards,
     )
     network = network_sizes(traced)
@@ -273,7 +267,4 @@ def processes_of(params: Params, gpus: int, machines: int = 1) -> int:
 
 def shared_starts(params: Params) -> int:
     """Greatest common divisor of the variants' starts of an update."""
-    train = params.train
-    prompts = max(1, train.prompts_per_iteration // train.updates_per_iteration)
-    children = [1 if own.branching is None else own.branching.children for own in params.variants.values()]
-    return prompts * math.gcd(*(train.group_size // count for count in children))
+    return math.gcd(*(starts_of_update(params.train, own.branching) for own in params.variants.values()))

@@ -10,6 +10,7 @@ from chunk_grpo.config.prompts import CocoPrompts, FilePrompts
 from chunk_grpo.planning.images import evaluated_sets
 from chunk_grpo.planning.memory import offloaded_bytes, trajectory_bytes
 from chunk_grpo.planning.settings import Settings
+from chunk_grpo.training.schedule import scheduled_prompts
 
 FLOAT32 = 4
 
@@ -39,9 +40,7 @@ class Prompts:
     listed: int
     """Training prompts in params.yaml."""
     used: int
-    """Training prompts that the schedule draws, at most."""
-    is_exact: bool
-    """Whether `used` is exact."""
+    """Training prompts that the schedule draws."""
     encoded_of_seed: int
     """Prompts of a seed's training embeddings: the drawn ones, and the held-out ones."""
     encoded_of_profile: int
@@ -51,24 +50,21 @@ class Prompts:
 
 
 def prompts_of(params: Params) -> Prompts:
-    """Prompts that training draws and evaluation images are made of.
-
-    A seed's epochs are permutations of all prompts, so iterations * P draws meet min(train_count, iterations * P) of
-    them. Several seeds meet at most that many each, and the same ones in part.
-    """
+    """Prompts that training draws and evaluation images are made of."""
     train, source = params.train, params.prompts
-    drawn = train.iterations * train.prompts_per_iteration
-    used = min(source.train_count, drawn * len(train.seeds))
-    is_exact = len(train.seeds) == 1 or drawn >= source.train_count
+    drawn = [
+        scheduled_prompts(seed, train.iterations, train.prompts_per_iteration, source.train_count)
+        for seed in train.seeds
+    ]
     evaluated = source.eval_count + source.wise_count
     for benchmark in source.benchmarks.values():
         count = benchmark.count
         if count is None and not isinstance(benchmark, CocoPrompts):
             count = BENCHMARK_PROMPTS.get(benchmark.kind, 0)
         evaluated += count or 0
-    of_seed = min(source.train_count, drawn) + min(train.heldout.num_prompts, source.eval_count)
+    of_seed = len(drawn[0]) + min(train.heldout.num_prompts, source.eval_count)
     of_profile = min(source.train_count, params.profile.num_prompts)
-    return Prompts(source.train_count, used, is_exact, of_seed, of_profile, evaluated)
+    return Prompts(source.train_count, len(set().union(*drawn)), of_seed, of_profile, evaluated)
 
 
 def encoded_for_training(params: Params) -> list[int]:

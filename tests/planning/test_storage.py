@@ -117,24 +117,21 @@ def test_objects_of_embeddings() -> None:
     assert prompt_objects(settings(preset("flux-dev"), 8)) == 1 + 2 + 39 + 2 + 7 + 2 + 3 + 1 + 2
 
 
-def test_prompts_of_one_seed_are_exact() -> None:
-    """The union of prompts_of_iteration over all iterations, also where an epoch ends within one."""
+def test_prompts_that_are_drawn() -> None:
+    """The union of prompts_of_iteration over all iterations and seeds, also where an epoch ends within one."""
     tiny = preset("tiny")
-    for iterations, count in ((40, 8), (10, 8), (30, 7)):
-        params = edited(tiny, train={"seeds": (0,), "iterations": iterations, "prompts_per_iteration": count,
+    for seeds, iterations, count in (((0,), 40, 8), ((0,), 10, 8), ((0,), 30, 7), ((0, 1), 10, 8)):
+        params = edited(tiny, train={"seeds": seeds, "iterations": iterations, "prompts_per_iteration": count,
                                      "updates_per_iteration": 1})  # fmt: skip
         total = params.prompts.train_count
-        met = {row for n in range(iterations) for row in prompts_of_iteration(n, count, total, 0)}
+        met = {
+            row
+            for seed in seeds
+            for n in range(iterations)
+            for row in prompts_of_iteration(n, count, total, seed)
+        }
         assert prompts_of(params).used == len(met)
-        assert prompts_of(params).is_exact
-
-
-def test_prompts_of_several_seeds_are_at_most() -> None:
-    params = edited(preset("tiny"), train={"seeds": (0, 1), "iterations": 10, "prompts_per_iteration": 8})
-    total = params.prompts.train_count
-    met = {row for seed in (0, 1) for n in range(10) for row in prompts_of_iteration(n, 8, total, seed)}
-    found = prompts_of(params)
-    assert len(met) <= found.used == 160 and not found.is_exact
+    assert 80 < prompts_of(params).used < 160  # the seeds meet the same prompts in part
 
 
 def test_flux_storage_bytes_by_hand() -> None:

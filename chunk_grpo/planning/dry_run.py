@@ -26,9 +26,9 @@ from chunk_grpo.core.chunking import ChunkPlan
 from chunk_grpo.core.flow import time_grid
 from chunk_grpo.families.base import Conditioning, Family
 from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.planning.counters import Count, Purpose, counting
 from chunk_grpo.scorers.base import FloatArray, ScoreBatch
 from chunk_grpo.scorers.reward import Reward
-from chunk_grpo.training.counters import Count, Purpose, counting
 from chunk_grpo.training.method import make_method
 from chunk_grpo.training.plans import build_plan
 from chunk_grpo.training.processes import Processes
@@ -62,18 +62,10 @@ class IterationCounts:
 
 
 def count_iteration(params: Params, variant: str, processes: int = 1) -> IterationCounts:
-    """Train a network of one weight, and return what the first process evaluates in an iteration.
+    """Train a network of one weight, and return what the first of several processes evaluates in an iteration.
 
     A profile is not known: guided plans have equal chunks here, and chunks are drawn uniformly. A controller's KL
     divergence counts from the start.
-
-    Args:
-        params: Content of params.yaml.
-        variant: Name of the variant.
-        processes: Number of processes that train together.
-
-    Raises:
-        ConfigError: They cannot share the images of an update evenly.
     """
     train, own = params.train, params.variants[variant]
     rows = train.prompts_per_iteration * train.group_size // processes
@@ -102,22 +94,14 @@ _FOUND: dict[str, IterationCounts] = {}
 
 
 def _plain(train: TrainParams, iterations: int) -> dict[str, Any]:
-    """Values of the settings that change no count."""
+    """Values without an early end, parts on other devices and other packages, which change no count."""
     heldout = {"every": iterations, "scorers": (), "patience": None, "keep_best": False, "controller": None}
     return {
         "iterations": iterations,
         "checkpoint_every": iterations,
         "heldout": train.heldout.model_copy(update=heldout),
-        "seeds": (0,),
         "optimizer": "adamw",
-        "ema_decay": None,
-        "lora": None,
-        "start_from": None,
-        "gradient_checkpointing": False,
-        "compile": False,
         "offload": (),
-        "shard_weights": False,
-        "hybrid_sharding": False,
     }
 
 

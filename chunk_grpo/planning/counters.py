@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 from unittest.mock import patch
 
@@ -37,22 +37,19 @@ class Count:
     """Images that are decoded."""
 
 
+@dataclass
 class Counters:
-    """Seconds on the main thread, and counts of the network's evaluations.
+    """Seconds on the main thread, and counts of the network's evaluations."""
 
-    Attributes:
-        seconds: Seconds by "velocity", "backward" and "reward" (decoding and scoring). Work on a background thread is
-            not counted; the trainer itself counts the time that the main thread waits for it.
-        counts: Evaluations by purpose.
-        results: Last result by purpose of a function that `within` patches.
-    """
-
-    def __init__(self) -> None:
-        """Start at 0."""
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.counts: dict[Purpose, Count] = defaultdict(Count)
-        self.results: dict[Purpose, Any] = {}
-        self._purpose: Purpose = "other"
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds by "velocity", "backward" and "reward" (decoding and scoring). Work on a background thread is not
+    counted; the trainer itself counts the time that the main thread waits for it."""
+    counts: dict[Purpose, Count] = field(default_factory=lambda: defaultdict(Count))
+    """Evaluations by purpose."""
+    results: dict[Purpose, Any] = field(default_factory=dict)
+    """Last result by purpose of a function that `within` patches."""
+    purpose: Purpose = "other"
+    """What the network is evaluated for now."""
 
     @property
     def forward_states(self) -> int:
@@ -77,7 +74,7 @@ class Counters:
             if method == "velocity":
                 self._count_velocity(len(arguments[1]))
             elif method == "decode":
-                self.counts[self._purpose].images += len(arguments[1])
+                self.counts[self.purpose].images += len(arguments[1])
             start = time.perf_counter()
             try:
                 return original(*arguments, **options)
@@ -92,22 +89,22 @@ class Counters:
         original: Callable[..., Any] = getattr(owner, function)
 
         def call(*arguments: Any, **options: Any) -> Any:
-            self._purpose = purpose
+            self.purpose = purpose
             try:
                 self.results[purpose] = original(*arguments, **options)
             finally:
-                self._purpose = "other"
+                self.purpose = "other"
             return self.results[purpose]
 
         return patch.object(owner, function, call)
 
     def _count_velocity(self, states: int) -> None:
-        count = self.counts["update" if torch.is_grad_enabled() else self._purpose]
+        count = self.counts["update" if torch.is_grad_enabled() else self.purpose]
         count.states += states
         count.passes += 1
         if torch.is_grad_enabled():
             # An update computes its ratios first. What it evaluates without gradients later is the reference policy.
-            self._purpose = "reference"
+            self.purpose = "reference"
 
 
 @contextmanager
@@ -116,9 +113,6 @@ def counting(family: type = DiffusersFamily) -> Iterator[Counters]:
 
     The classes' methods are patched, so trainer and reference run unchanged. Create them inside the context: a method
     of the family bound before is not counted.
-
-    Args:
-        family: Class of the families.
     """
     counters = Counters()
     with (
