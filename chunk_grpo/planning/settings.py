@@ -22,8 +22,8 @@ from chunk_grpo.families.tracing import (
     vae_weights,
 )
 from chunk_grpo.planning.dry_run import IterationCounts, count_iteration
-from chunk_grpo.training.starts import starts_of_update
-from chunk_grpo.training.trained import tuning_of
+from chunk_grpo.training.learner import tuning_of
+from chunk_grpo.training.schedule import starts_of_update
 
 ELEMENT = {"float32": 4, "bfloat16": 2}
 """Bytes of an element."""

@@ -247,6 +247,19 @@ class Learner:
         return local_shard(parameter, value) if getattr(value, "shape", None) == parameter.shape else value
 
 
+def tuning_of(settings: TrainParams) -> TuningOptions:
+    """Options of `Family.prepare_training`."""
+    lora = settings.lora
+    return TuningOptions(
+        lora_rank=None if lora is None else lora.rank,
+        lora_alpha=1.0 if lora is None else lora.alpha,
+        lora_targets=() if lora is None else lora.targets,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        autocast=None,
+        compiles=settings.compile,
+    )
+
+
 def prepared(
     family: Family,
     settings: TrainParams,
@@ -270,15 +283,7 @@ def prepared(
         ConfigError: The settings do not match the model, or `start` is a transformer where an adapter is trained.
         DataError: `start` does not have the trained weights.
     """
-    lora = settings.lora
-    options = TuningOptions(
-        lora_rank=None if lora is None else lora.rank,
-        lora_alpha=1.0 if lora is None else lora.alpha,
-        lora_targets=() if lora is None else lora.targets,
-        gradient_checkpointing=settings.gradient_checkpointing,
-        autocast=None,
-        compiles=settings.compile,
-    )
+    options = tuning_of(settings)
     state = None if start is None else family.start_state(start, options)
     family.prepare_training(options, derive_seed("adapter", seed), spread)
     reference = family.reference().velocity if has_reference else None
