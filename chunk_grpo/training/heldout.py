@@ -17,7 +17,7 @@ from chunk_grpo.families.prompts import PromptSet, require_finite
 from chunk_grpo.image_files import as_pictures
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.reward import Reward, weighted_sum
-from chunk_grpo.scorers.running.background import Background, waited
+from chunk_grpo.scorers.running.retry import Background, waited
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.image_statistics import image_statistics
 from chunk_grpo.training.processes import Processes

@@ -24,7 +24,7 @@ from chunk_grpo.families.prompts import PromptSet, require_finite
 from chunk_grpo.image_files import as_pictures
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.reward import Reward
-from chunk_grpo.scorers.running.background import Background, waited
+from chunk_grpo.scorers.running.retry import Background, waited
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.schedule import prompts_of_rows

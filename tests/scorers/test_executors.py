@@ -12,9 +12,9 @@ from chunk_grpo.scorers.base import ScoreBatch, Scorer, check_scores
 from chunk_grpo.scorers.contract import check_contract
 from chunk_grpo.scorers.executors import remote as remote_module
 from chunk_grpo.scorers.executors.messages import WorkerError, encode_batch
-from chunk_grpo.scorers.running.limited import Limited
 from chunk_grpo.scorers.running.placing import place_scorer
 from chunk_grpo.scorers.running.registry import make_scorer
+from chunk_grpo.scorers.running.retry import Limited
 from chunk_grpo.scorers.shapes import ShapesVivid
 from chunk_grpo.shapes.prompts import all_prompts
 from tests.scorers.odd_scorers import KEY, batch, settings

@@ -22,8 +22,7 @@ from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.executors.messages import WorkerError, raise_remote_error
 from chunk_grpo.scorers.reward import Reward, weighted_sum
-from chunk_grpo.scorers.running.limited import TimeLimitError
-from chunk_grpo.scorers.running.retry import score_with_retries
+from chunk_grpo.scorers.running.retry import TimeLimitError, score_with_retries
 from chunk_grpo.scorers.workers.worker_protocol import error_message, read_message, write_message
 from tests.shapes_scorers import ScorerForTests
 

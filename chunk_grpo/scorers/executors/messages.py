@@ -19,7 +19,7 @@ from chunk_grpo.config.scorers import AnyScorer
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.base import Need, ScoreBatch, Scorer, Scores
 from chunk_grpo.scorers.running.fingerprint import scoring_settings
-from chunk_grpo.scorers.running.transient import facts_may_pass
+from chunk_grpo.scorers.running.retry import facts_may_pass
 from chunk_grpo.scorers.workers import worker_protocol
 
 PACKAGES = ("chunk-grpo", "numpy", "pillow", "torch", "transformers")

@@ -18,7 +18,7 @@ from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.executors.messages import Identity, read_identity, start_message
 from chunk_grpo.scorers.executors.remote import Remote, check_identity
 from chunk_grpo.scorers.executors.worker_process import WorkerLostError, WorkerProcess
-from chunk_grpo.scorers.running.background import current_gpu
+from chunk_grpo.scorers.running.retry import current_gpu
 from chunk_grpo.scorers.workers import worker_protocol
 from chunk_grpo.scorers.workers.worker_protocol import MalformedError, read_message
 

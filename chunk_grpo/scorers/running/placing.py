@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer, ExternalScorer, InProcess, InSubprocess
 from chunk_grpo.errors import ConfigError, DataError, install_command
 from chunk_grpo.scorers.base import Scorer
-from chunk_grpo.scorers.running.limited import Limited
 from chunk_grpo.scorers.running.registry import load, make_scorer
+from chunk_grpo.scorers.running.retry import Limited
 from chunk_grpo.scorers.running.spec import ScorerSpec, require_same
 
 ELSEWHERE: dict[str, str] = {

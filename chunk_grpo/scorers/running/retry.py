@@ -1,16 +1,29 @@
-"""Retries of a failing scorer. The last failure ends the stage; it never counts as a score of 0."""
+"""Try again or give up: which failures of a scorer are worth another attempt, after what pause, and within what time.
+
+One rule for all executors. The last failure ends the stage; it never counts as a score of 0.
+"""
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
+import os
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from itertools import count
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
+from chunk_grpo.config.scorer_settings import ScorerSettings
 from chunk_grpo.errors import TransientError
-from chunk_grpo.scorers.base import ScoreBatch, Scorer, Scores
-from chunk_grpo.scorers.running.limited import TimeLimitError
-from chunk_grpo.scorers.running.transient import may_pass
+from chunk_grpo.scorers.base import Need, ScoreBatch, Scorer, Scores
+from chunk_grpo.scorers.workers.worker_protocol import facts_of
+
+Result = TypeVar("Result")
 
 _LOG = logging.getLogger(__name__)
 
@@ -19,6 +32,46 @@ ATTEMPTS = 3
 
 WAIT_SECONDS = 2.0
 """Wait before the second attempt in evaluation. Training uses `train.reward_wait`."""
+
+_LOOK_SECONDS = 0.5
+"""Interval between calls of `check` in `waited`."""
+
+_PASSING = {
+    *("builtins.ConnectionError", "builtins.TimeoutError", "socket.gaierror"),
+    *("asyncio.TimeoutError", "concurrent.TimeoutError"),  # of Python's own kind from 3.11 on
+    *("http.IncompleteRead", "urllib.URLError"),
+    "httpx.TransportError",
+    "openai.APIConnectionError",
+    *("aiohttp.ClientConnectionError", "aiohttp.ClientPayloadError"),
+    *("requests.ConnectionError", "requests.Timeout", "requests.ChunkedEncodingError"),
+    *("urllib3.TimeoutError", "urllib3.NewConnectionError", "urllib3.ProtocolError"),
+}
+"""Package and class of errors that may pass: the network was unreachable, slow or cut off."""
+
+_LASTING = {
+    "httpx.UnsupportedProtocol",  # a URL without http:// or https://
+    "aiohttp.ClientConnectorCertificateError",
+    "requests.SSLError",
+}
+"""Subclasses of `_PASSING` that do not pass: the address or a certificate is wrong."""
+
+_WITH_STATUS = {
+    *("httpx.HTTPStatusError", "openai.APIStatusError", "aiohttp.ClientResponseError", "requests.HTTPError"),
+    "urllib.HTTPError",
+}
+"""Errors of a server that answered: the HTTP status decides."""
+
+_STATUSES = {408, 409, 425, 429}
+"""HTTP statuses that may pass: time-out, conflict, too early, too many requests. All from 500 on may pass too."""
+
+_OF_THE_SYSTEM = {
+    *(errno.EAGAIN, errno.EHOSTUNREACH, errno.EIO, errno.ENETDOWN, errno.ENETUNREACH, errno.ESTALE),
+}
+"""Error numbers that may pass: the network or a network file system is unavailable."""
+
+
+class TimeLimitError(TransientError):
+    """A scorer exceeded its time limit and still runs. It cannot be called again in this process."""
 
 
 def score_with_retries(
@@ -29,10 +82,7 @@ def score_with_retries(
     wait_seconds: float = WAIT_SECONDS,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Scores:
-    """Score a batch; retry failures that `may_pass` accepts, with doubled waits.
-
-    DataError, ConfigError and program errors are raised at once: a retry would fail alike. So is TimeLimitError: the
-    call that took too long still runs.
+    """Score a batch; retry failures that `may_pass` accepts, with doubled waits. Others are raised at once.
 
     Args:
         name: Name of the scorer in params.yaml, for messages.
@@ -53,41 +103,232 @@ def score_with_retries(
         raise ValueError(f"attempts: must be at least 1, got {attempts}")
     if not (math.isfinite(wait_seconds) and wait_seconds >= 0):
         raise ValueError(f"wait_seconds: must be finite and at least 0, got {wait_seconds}")
-    for attempt in range(1, attempts):
+    for attempt in count(1):
         try:
             return scorer.score(batch)
         except Exception as error:
-            _raise_what_lasts(name, error)
-            wait = wait_seconds * 2 ** (attempt - 1)
+            if not may_pass(error):
+                _LOG.error("scorer %s failed with %s", name, type(error).__name__)
+                raise
+            if attempt == attempts:
+                tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
+                raise TransientError(
+                    f"scorer {name}: no answer after {tried}; the last failed with {_reason(error)}. "
+                    "No score was made up. Run the same command again when the scorer answers: what is done is kept."
+                ) from error
+            pause = wait_seconds * 2 ** (attempt - 1)
             _LOG.warning(
                 "scorer %s: attempt %d of %d failed (%s); the next follows in %g s",
                 name,
                 attempt,
                 attempts,
                 _reason(error),
-                wait,
+                pause,
             )
-            sleep(wait)
-    try:
-        return scorer.score(batch)
-    except Exception as error:
-        _raise_what_lasts(name, error)
-        tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
-        raise TransientError(
-            f"scorer {name}: no answer after {tried}; the last failed with {_reason(error)}. "
-            "No score was made up. Run the same command again when the scorer answers: what is done is kept."
-        ) from error
-
-
-def _raise_what_lasts(name: str, error: Exception) -> None:
-    """Raise the error being handled, unless a retry may succeed. The log names the scorer."""
-    if isinstance(error, TimeLimitError):
-        raise error
-    if not may_pass(error):
-        _LOG.error("scorer %s failed with %s", name, type(error).__name__)
-        raise error
+            sleep(pause)
+    raise AssertionError("unreachable")
 
 
 def _reason(error: BaseException) -> str:
     """Type and message of the error; some network errors have no message."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether a retry may succeed. False for, among others, a missing file or a refused request.
+
+    False for TimeLimitError, too: the call that took too long still runs.
+    """
+    if isinstance(error, TransientError):
+        return not isinstance(error, TimeLimitError)
+    return facts_may_pass(facts_of(error))
+
+
+def facts_may_pass(facts: Mapping[str, Any]) -> bool:
+    """`may_pass` for an error in another process. It names classes of libraries, which need not be installed here.
+
+    Args:
+        facts: Output of `facts_of`, which workers send with an error.
+    """
+    kinds = {_short(name) for name in facts.get("classes", [])}
+    if kinds & _WITH_STATUS:
+        status = facts.get("status")
+        return isinstance(status, int) and (status in _STATUSES or status >= 500)
+    if kinds & _LASTING:
+        return False
+    return bool(kinds & _PASSING) or ("builtins.OSError" in kinds and facts.get("errno") in _OF_THE_SYSTEM)
+
+
+def _short(name: str) -> str:
+    """Package and class, without modules: requests.ConnectionError for requests.exceptions.ConnectionError."""
+    return f"{name.partition('.')[0]}.{name.rpartition('.')[2]}"
+
+
+class Limited:
+    """Runs a scorer's calls in a separate thread, so that the stage can abandon a call.
+
+    Attributes:
+        scorer: The wrapped scorer.
+    """
+
+    def __init__(self, key: str, scorer: Scorer, seconds: float) -> None:
+        """Start no thread yet.
+
+        Args:
+            key: Name of the scorer in params.yaml, for messages.
+            scorer: Scorer in this process.
+            seconds: Time limit of a `score` call, including loading the model.
+        """
+        self.scorer = scorer
+        self._key, self._seconds = key, seconds
+        self._thread: Background | None = None
+        self._given_up = False
+
+    @property
+    def settings(self) -> ScorerSettings:
+        """Settings of the wrapped scorer."""
+        return self.scorer.settings
+
+    @property
+    def name(self) -> str:
+        """Name of the wrapped scorer."""
+        return self.scorer.name
+
+    @property
+    def version(self) -> int:
+        """Version of the wrapped scorer."""
+        return self.scorer.version
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Inputs of the wrapped scorer besides the images."""
+        return self.scorer.needs
+
+    @property
+    def groupwise(self) -> bool:
+        """Whether the wrapped scorer is groupwise."""
+        return self.scorer.groupwise
+
+    def check(self) -> None:
+        """Check the wrapped scorer, without a time limit: it may download models."""
+        self.scorer.check()
+
+    def spec_hash(self) -> str:
+        """Hash of the wrapped scorer's version, settings and model files."""
+        return self.scorer.spec_hash()
+
+    def score(self, batch: ScoreBatch) -> Scores:
+        """Score a batch with the wrapped scorer.
+
+        Raises:
+            TimeLimitError: The call exceeded the limit.
+        """
+        if self._given_up:
+            raise self._too_long()
+        if self._thread is None:
+            self._thread = Background(f"scorer {self._key}")
+        answer = self._thread.submit(self.scorer.score, batch)
+        try:
+            wait([answer], self._seconds)
+        finally:  # a signal also ends the wait
+            if not answer.done():
+                self._given_up = True
+                self._thread.end(seconds=0)
+        if self._given_up:
+            raise self._too_long()
+        return answer.result()
+
+    def close(self) -> None:
+        """Close the wrapped scorer, unless an abandoned call still runs."""
+        if self._given_up:
+            return
+        if self._thread is not None:
+            self._thread.end()
+        self.scorer.close()
+
+    def _too_long(self) -> TimeLimitError:
+        return TimeLimitError(
+            f"scorer {self._key}: no answer within {self._seconds:g} s (executors.{self._key}.timeout_seconds), and "
+            "the call still runs, so the stage ends. No score was made up; what is done is kept. Rerun the same "
+            "command, with a longer limit if the scorer needs it: "
+            f"executors: {{{self._key}: {{kind: in-process, device: null, timeout_seconds: ...}}}}"
+        )
+
+
+class Background:
+    """One thread that runs calls in order of submission.
+
+    The thread is a daemon, so a process can end although a call never returns. If an abandoned call still runs at the
+    end, the process skips the interpreter's finalisation: a thread in native code (CUDA, OpenMP) could crash it.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Start the thread on the calling thread's GPU.
+
+        Args:
+            name: Name of the thread, for debuggers.
+        """
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]
+        self._calls = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, args=(current_gpu(),), name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
+        """Queue a call. Cancelling the future before the call starts removes it from the queue."""
+        answer: Future[Result] = Future()
+        self._calls.put((answer, function, arguments))
+        return answer
+
+    def end(self, seconds: float | None = None) -> None:
+        """End the thread after the submitted calls.
+
+        Args:
+            seconds: Time to wait. After that the running call is abandoned, and the process will end with exit code
+                75 if the call still runs. None: wait without limit.
+        """
+        self._calls.put(None)
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            # Not atexit: before it, Python joins the threads of every ThreadPoolExecutor, which the call may use.
+            threading._register_atexit(_leave, self._thread)  # type: ignore[attr-defined]  # of Python's own libraries
+
+    def _run(self, device: int | None) -> None:
+        if device is not None:
+            sys.modules["torch"].cuda.set_device(device)
+        while (call := self._calls.get()) is not None:
+            answer, function, arguments = call
+            if not answer.set_running_or_notify_cancel():
+                continue
+            try:
+                answer.set_result(function(*arguments))
+            except BaseException as error:  # the waiting thread raises it
+                answer.set_exception(error)
+
+
+def waited(answer: Future[Result], check: Callable[[], object]) -> Result:
+    """Wait for a call; return its result or raise its error.
+
+    Args:
+        answer: Future from `Background.submit`.
+        check: Called repeatedly during the wait; an exception that it raises ends the wait.
+    """
+    while not wait([answer], _LOOK_SECONDS).done:
+        check()
+    return answer.result()
+
+
+def current_gpu() -> int | None:
+    """Current GPU of this thread; a new thread would default to the first GPU."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return int(torch.cuda.current_device())
+
+
+def _leave(thread: threading.Thread) -> None:
+    """At exit, end the process without finalisation if an abandoned call still runs."""
+    if thread.is_alive():
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(TransientError.exit_code)

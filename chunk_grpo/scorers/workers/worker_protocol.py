@@ -244,7 +244,7 @@ def error_message(error: Exception, question: str | None = None) -> dict[str, An
 def facts_of(error: BaseException) -> dict[str, Any]:
     """Facts that decide whether a retry may succeed: the error's classes, errno and HTTP status.
 
-    The stage evaluates them in chunk_grpo.scorers.running.transient, with one rule for all interpreters.
+    The stage evaluates them in chunk_grpo.scorers.running.retry, with one rule for all interpreters.
     """
     number, response = getattr(error, "errno", None), getattr(error, "response", None)
     found = [getattr(each, name, None) for each in (error, response) for name in ("status_code", "status")]

@@ -10,8 +10,7 @@ import pytest
 from chunk_grpo.config.scorers import InProcess
 from chunk_grpo.errors import TransientError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
-from chunk_grpo.scorers.running.background import Background, waited
-from chunk_grpo.scorers.running.limited import Limited, TimeLimitError
+from chunk_grpo.scorers.running.retry import Background, Limited, TimeLimitError, waited
 from tests.scorers.servers import ROOT
 from tests.shapes_scorers import ScorerForTests
 
@@ -81,7 +80,7 @@ def test_waiting_can_be_interrupted() -> None:
 LEAVING = """
 import sys, time
 from concurrent.futures import ThreadPoolExecutor
-from chunk_grpo.scorers.running.background import Background
+from chunk_grpo.scorers.running.retry import Background
 
 def call(seconds):
     # in a thread that Python waits for at its end, as many clients have one
