@@ -8,14 +8,23 @@ from __future__ import annotations
 import argparse
 import logging
 import math
+import os
+import signal
+import socket
 import sys
+import threading
 from collections.abc import Sequence
 
 from chunk_grpo.config import load_params
-from chunk_grpo.errors import ChunkGrpoError, ConfigError, install_command
+from chunk_grpo.errors import ChunkGrpoError, ConfigError
 from chunk_grpo.scorers.base import Scorer
-from chunk_grpo.scorers.executors.access import is_loopback, read_token
+from chunk_grpo.scorers.executors.access import read_token
+from chunk_grpo.scorers.executors.messages import worker_for
 from chunk_grpo.scorers.running.registry import make_scorer
+from chunk_grpo.scorers.workers.worker_protocol.requests import is_loopback
+from chunk_grpo.scorers.workers.worker_protocol.serving import Limits, ScoringServer
+
+_LOG = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,9 +40,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     try:
-        from chunk_grpo.scorers.executors.http_app import Limits
-        from chunk_grpo.scorers.executors.http_server import serve
-
         token = read_token("--token-variable", options.token_variable)
         if token is None and not is_loopback(options.host):
             raise ConfigError(
@@ -46,15 +52,71 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"{options.held_megabytes}"
             )
         scorer = _scorer(options.params, options.name, options.device)
-        limits = Limits(options.held_megabytes * 10**6, options.most_megabytes * 10**6, token)
-        serve(scorer, (options.host, options.port), limits, options.merge, options.batch_seconds)
-    except ImportError as error:
-        sys.stderr.write(f"error: a package is not installed ({error}); {install_command('serving')}\n")
-        return ConfigError.exit_code
+        limits = Limits(
+            held_bytes=options.held_megabytes * 10**6,
+            most_bytes=options.most_megabytes * 10**6,
+            token=token,
+            batch_seconds=options.batch_seconds,
+        )
+        serve(scorer, (options.host, options.port), limits)
     except ChunkGrpoError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     return 0
+
+
+def serve(scorer: Scorer, address: tuple[str, int], limits: Limits) -> None:
+    """Serve a scorer until SIGTERM or SIGINT. Must be called in the main thread.
+
+    A second signal ends the process with exit code 1 although a batch is being scored, and a call that exceeds its time
+    limit ends it with exit code 75.
+
+    Args:
+        scorer: Scorer to serve.
+        address: Host and port; port 0: any free port.
+        limits: Limits for requests.
+
+    Raises:
+        ConfigError: Listening on the address fails, or a package is missing.
+        DataError: A file is missing.
+    """
+    with _listen(*address) as listener:
+        host, port = listener.getsockname()[:2]
+        _LOG.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+        server = ScoringServer(listener, limits)
+        _leave_at_a_signal(server)
+        server.run(lambda: worker_for(scorer))
+
+
+def _leave_at_a_signal(server: ScoringServer) -> None:
+    """Handle signals in a thread: the main thread may be in a call of the scorer that does not let it."""
+    told, telling = socket.socketpair()
+    telling.setblocking(False)
+
+    ends = (signal.SIGTERM, signal.SIGINT)
+
+    def wait_for_an_end() -> None:
+        while told.recv(1)[0] not in ends:
+            pass
+
+    def watch() -> None:
+        wait_for_an_end()
+        server.leave()
+        wait_for_an_end()
+        os._exit(1)
+
+    for number in ends:
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(telling.detach())
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"--host, --port: cannot listen on {host}, port {port} ({error})") from error
 
 
 def _scorer(params: str, name: str, device: str | None) -> Scorer:
@@ -82,13 +144,6 @@ def _parser() -> argparse.ArgumentParser:
         type=_positive,
         default=2048,
         help="maximum size of all requests held, including the one being scored; clients retry others (default: 2048)",
-    )
-    parser.add_argument(
-        "--merge",
-        type=_positive,
-        default=1,
-        help="maximum number of images in one call that merges waiting batches; 1: no merging, so that rounding does "
-        "not depend on other clients (default: 1)",
     )
     parser.add_argument(
         "--most-megabytes",

@@ -1,4 +1,4 @@
-"""`python -m chunk_grpo.scorers.worker`: a scorer of this package in a separate process, over standard streams.
+"""`python -m chunk_grpo.scorers.worker`: a scorer of this package in a process of its own.
 
 A stage starts it (`executors: {NAME: {kind: subprocess}}`).
 """

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from chunk_grpo.scorers.base import ScoreBatch
-from chunk_grpo.scorers.executors.http_app import Limits
 from chunk_grpo.scorers.executors.messages import encode_batch
 from tests.scorers.servers import server_in_thread
 from tests.shapes_scorers import shapes_scorer
@@ -31,8 +30,7 @@ PATHS: tuple[tuple[str | int, ...], ...] = (
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    limits = Limits(held_bytes=10**6, most_bytes=10**5, token=None)
-    with server_in_thread(shapes_scorer("shapes-exact"), limits) as url:
+    with server_in_thread(shapes_scorer("shapes-exact"), held_bytes=10**6, most_bytes=10**5) as url:
         end = time.monotonic() + 20
         while httpx.get(f"{url}/health").status_code != 200:
             assert time.monotonic() < end

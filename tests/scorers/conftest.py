@@ -1,4 +1,5 @@
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,3 +34,10 @@ def make_wise(judge_server: JudgeServer, tmp_path: Path) -> Callable[..., Wise]:
         return wise(judge_server.url, tmp_path / "answers", **changes)
 
     return make
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads for clients that wait."""
+    with ThreadPoolExecutor(8) as pool:
+        yield pool

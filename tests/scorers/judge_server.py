@@ -83,7 +83,7 @@ def first_token(chances: Mapping[str, float]) -> bytes:
     listed = [
         {"token": token, "logprob": math.log(chance), "bytes": None} for token, chance in chances.items()
     ]
-    reply = json.loads(completion(listed[0]["token"], "length"))
+    reply = json.loads(completion(next(iter(chances)), "length"))
     reply["choices"][0]["logprobs"] = {"content": [{**listed[0], "top_logprobs": listed}]}
     return json.dumps(reply).encode()
 

@@ -66,17 +66,6 @@ def _fail(do: str, told: Mapping[str, Any]) -> None:
     if do == "exit":
         os.write(2, b"one line\nsomething is broken\n")
         os._exit(7)
-    if do == "exit once" and not Path(told["marker"]).exists():
-        Path(told["marker"]).touch()
-        os._exit(7)
-    if do in ("child", "hang"):
-        child = subprocess.Popen(["sleep", "600"], start_new_session=bool(told.get("apart")))
-        if "pids" in told:
-            with Path(told["pids"]).open("a") as stream:
-                stream.write(f"{os.getpid()} {child.pid} ")
-        if do == "child":
-            os._exit(7)
-        time.sleep(600)
     if do == "slow":
         Path(told["begun"]).touch()
         time.sleep(told["seconds"])
@@ -105,20 +94,6 @@ def swayed(images: Pictures, prompts: Sequence[str], metadata: Sequence[Mapping[
     """Depends on the other images."""
     values = images.reshape(len(images), -1).mean(1)
     return values - values.mean()
-
-
-class Closing:
-    """Says when it is closed."""
-
-    def __init__(self, marker: str) -> None:
-        self.marker = Path(marker)
-
-    def score(self, images: Pictures, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Any:
-        return images.reshape(len(images), -1).mean(1)
-
-    def close(self) -> None:
-        time.sleep(0.2)
-        self.marker.touch()
 
 
 class Restless:

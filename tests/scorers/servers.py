@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ from ruamel.yaml import YAML
 
 from chunk_grpo.config.scorers import ExternalScorer, InSubprocess, OverHttp
 from chunk_grpo.scorers.base import Scorer
-from chunk_grpo.scorers.executors.http_app import Limits
 from chunk_grpo.scorers.executors.http_scorer import HttpScorer
-from chunk_grpo.scorers.executors.http_server import ScoringServer
+from chunk_grpo.scorers.executors.messages import worker_for
+from chunk_grpo.scorers.workers.worker_protocol.serving import Limits, ScoringServer
 from tests.scorers.odd_scorers import KEY, settings
 
 ROOT = Path(__file__).resolve().parents[2]
-NO_LIMITS = Limits(held_bytes=10**9, most_bytes=10**8, token=None)
+NO_LIMITS = Limits(held_bytes=10**9, most_bytes=10**8, token=None, batch_seconds=600.0)
 
 
 def in_subprocess(**changes: Any) -> InSubprocess:
@@ -93,13 +94,15 @@ class ServerProcess:
 
 
 @contextmanager
-def server_in_thread(scorer: Scorer, limits: Limits = NO_LIMITS, merge: int = 1) -> Iterator[str]:
+def server_in_thread(scorer: Scorer, **limits: Any) -> Iterator[str]:
     """The URL of a server of this process."""
-    server = ScoringServer(scorer, limits, merge)
-    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as thread:
-        running = thread.submit(server.run, [listener])
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server = ScoringServer(listener, replace(NO_LIMITS, **limits))
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(server.run, lambda: worker_for(scorer))
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield url
         finally:
-            server.stop()
+            server.leave()
             running.result()

@@ -115,3 +115,8 @@ def test_contract_checks_scorer_attributes(name: str, value: Any, rule: str) -> 
     odd = type("Odd", (External,), {name: value})
     with pytest.raises(DataError, match=rf"^{rule}"):
         check_contract(odd(KEY, settings()), batch())
+
+
+def test_the_contract_needs_images_that_are_judged() -> None:
+    with pytest.raises(DataError, match=r"^contract: scorer odd refuses image 1 \(the reason"):
+        check_contract(External(KEY, settings()), batch("refuse"))

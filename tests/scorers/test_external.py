@@ -1,9 +1,10 @@
 """A user's own scorer: a function or a class in a file, or what an installed package offers."""
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint, EntryPoints
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from chunk_grpo.config.scorers import ExternalScorer
-from chunk_grpo.errors import ConfigError, DataError, Stopped
+from chunk_grpo.errors import ConfigError, DataError, RefusedError, Stopped, TransientError
 from chunk_grpo.scorers.base import ScoreBatch, Scorer
 from chunk_grpo.scorers.running import source_files
 from chunk_grpo.scorers.running.registry import make_scorer
+from tests.scorers.servers import ROOT
 
 EXAMPLE = '''
 def brightness(images, prompts, metadata):
@@ -224,3 +226,18 @@ def test_rejects_invalid_return_value(answer):
         DataError, match=r"mine: .*answering must return a number .* or a pair of them and|got \(3, 2"
     ):
         scorer(f"{HERE}:answering", answer=answer).score(BATCH.rows([0, 1]))
+
+
+def test_the_example_of_the_documentation_refuses_and_waits(monkeypatch):
+    page = (ROOT / "docs" / "own_scorers.md").read_text(encoding="utf-8")
+    found = re.search(r"^# my_judge\.py\n(.*?)^```", page, re.M | re.S)
+    assert found
+    names: dict[str, Any] = {}
+    exec(compile(found[1], "my_judge.py", "exec"), names)
+    images = np.full((2, 2, 2, 3), 51, dtype=np.uint8)
+    value, refused = names["darkness"](images, ["a circle", "a knife"], [{}, {}])
+    assert value == pytest.approx(0.8)
+    assert isinstance(refused, RefusedError) and str(refused) == "the prompt has knife"
+    monkeypatch.setattr("os.getloadavg", lambda: (2000.0, 0.0, 0.0))
+    with pytest.raises(TransientError):
+        names["darkness"](images, ["a", "b"], [{}, {}])

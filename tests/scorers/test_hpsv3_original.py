@@ -53,7 +53,7 @@ def dump(folder: Path, python: Path, dtype: str) -> dict[str, NDArray[np.generic
     np.savez(folder / "images.npz", **{f"{number:03d}": image for number, (image, _) in enumerate(CASES)})
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     scripts = [ORIGINALS / "with_torchvision.py", ORIGINALS / "dump_hpsv3.py"]
-    environment = {**os.environ, "PYTHONPATH": f"{ORIGINALS}:{Path(worker_protocol.__file__).parent}"}
+    environment = {**os.environ, "PYTHONPATH": f"{ORIGINALS}:{Path(worker_protocol.__file__).parents[1]}"}
     command = [python, *scripts, folder / "job.json", folder / "out.npz"]
     subprocess.run(command, cwd=folder, env=environment, check=True)
     with np.load(folder / "out.npz") as arrays:

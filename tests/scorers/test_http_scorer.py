@@ -16,10 +16,11 @@ from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers import serve
 from chunk_grpo.scorers.executors.messages import worker_for
 from chunk_grpo.scorers.running.external import External
-from chunk_grpo.scorers.workers.worker_protocol import ready_message
+from chunk_grpo.scorers.workers.worker_protocol.messages import ready_message
 from tests.params_edits import problems, put
 from tests.scorers.odd_scorers import KEY, batch, settings
-from tests.scorers.servers import ServerProcess, client, write_params
+from tests.scorers.servers import ServerProcess, client, server_in_thread, write_params
+from tests.scorers.test_server import Gated
 
 
 @pytest.fixture(scope="module")
@@ -42,16 +43,16 @@ def test_unreachable_server_error_names_start_command(params: Path) -> None:
         scorer.close()
 
 
-def test_hanging_server_times_out(params: Path) -> None:
-    with ServerProcess(params, KEY) as server:
-        client(server.url).score(batch())  # the first batch loads the model, however long that takes
-        scorer = client(server.url, timeout_seconds=0.5)
+def test_hanging_server_times_out() -> None:
+    hanging = Gated()
+    with server_in_thread(hanging) as url:
+        scorer = client(url, timeout_seconds=0.5)
         scorer.check()
         start = time.monotonic()
         with pytest.raises(TransientError, match=r"did not answer within 0.5 s \(ReadTimeout\)"):
-            scorer.score(batch("hang"))
+            scorer.score(batch())
         assert 0.4 < time.monotonic() - start < 10
-        scorer.close()
+        hanging.may_end.release()
 
 
 class Stranger(BaseHTTPRequestHandler):
@@ -157,9 +158,7 @@ def test_the_command_that_is_proposed_starts_a_server(
 ) -> None:
     """The server's own command line takes it; with TLS the server listens behind a proxy, at its own port."""
     started: list[tuple[str, int]] = []
-    monkeypatch.setattr(
-        "chunk_grpo.scorers.executors.http_server.serve", lambda s, at, *rest: started.append(at)
-    )
+    monkeypatch.setattr(serve, "serve", lambda scorer, at, limits: started.append(at))
     for name in ("A_TOKEN", "VARIABLE"):
         monkeypatch.setenv(name, "a-token")
 
@@ -173,3 +172,15 @@ def test_the_command_that_is_proposed_starts_a_server(
     assert proposed == ["python", "-m", "chunk_grpo.scorers.serve", KEY, *command]
     assert serve.main([*proposed[3:], "--params", str(params)]) == 0
     assert len(started) == 1
+
+
+def test_the_client_does_not_send_what_is_too_large() -> None:
+    with (
+        server_in_thread(External(KEY, settings()), most_bytes=20_000) as url,
+        pytest.raises(DataError) as caught,
+    ):
+        client(url).score(batch(size=64))
+    assert str(caught.value).startswith(
+        f"scorer odd: the server at {url} takes 0.0 MB at a time, and a batch makes 0.1 MB: start it with a larger "
+        "--most-megabytes"
+    )

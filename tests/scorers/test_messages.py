@@ -22,7 +22,7 @@ from chunk_grpo.scorers.executors.messages import (
 )
 from chunk_grpo.scorers.executors.remote import check_identity
 from chunk_grpo.scorers.running.external import External
-from chunk_grpo.scorers.workers import worker_protocol
+from chunk_grpo.scorers.workers.worker_protocol import messages as worker_protocol
 from tests.scorers.odd_scorers import KEY, batch, settings
 
 NUMBERS = [0.1, -0.0, 5e-324, 1.7976931348623157e308, 1 / 3, np.nan, np.inf, -np.inf]
@@ -93,13 +93,13 @@ def test_message_must_be_a_json_object(text: bytes) -> None:
 
 def test_settings_come_back_as_they_were() -> None:
     sent = settings("odd", nested={"list": [1, 2.5]}, text="x")
-    message = worker_protocol.read_message(start_message("odd", sent, "cuda:1"))
+    message = worker_protocol.read_message(start_message("odd", sent, "cuda:1", 7))
     start = worker_protocol.read_start(message)
     assert (start.key, start.device) == ("odd", "cuda:1")
     assert read_settings(start) == sent
     with pytest.raises(ConfigError, match=r"scorers.odd: the worker does not accept these settings"):
         read_settings(replace(start, settings={**start.settings, "kind": "of tomorrow"}))
-    with pytest.raises(worker_protocol.ConfigError, match="the worker uses 2, the stage 1"):
+    with pytest.raises(worker_protocol.ConfigError, match="the worker uses 3, the stage 1"):
         worker_protocol.read_start({**message, "protocol": 1})
 
 
@@ -159,7 +159,7 @@ def test_rejects_mismatched_or_malformed_answer(change: dict[str, Any], reason: 
             {"measured": {"kind": "external", "version": 7}},
             r"scorers.odd.version: is 1 here, but 7 for it. Use the same section of scorers",
         ),
-        ({"protocol": 1}, "it sent no ready message of protocol 2"),
+        ({"protocol": 1}, "it sent no ready message of protocol 3"),
         ({"needs": ["sound"]}, r"needs\.0\n"),
         ({"spec_hash": None}, r"spec_hash\n"),
     ],

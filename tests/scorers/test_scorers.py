@@ -6,10 +6,12 @@ import pytest
 from chunk_grpo.errors import DataError
 from chunk_grpo.image_files import as_pictures
 from chunk_grpo.scorers.base import ScoreBatch, Scores, check_batch, check_scores
-from chunk_grpo.scorers.reward import weighted_sum
+from chunk_grpo.scorers.reward import Reward, weighted_sum
+from chunk_grpo.scorers.running.external import External
 from chunk_grpo.shapes.prompts import Demand, PromptSpec
 from chunk_grpo.shapes.render import render
 from chunk_grpo.shapes.scene import Scene, Thing
+from tests.scorers.odd_scorers import KEY, batch, settings
 from tests.shapes_scorers import shapes_reward, shapes_scorer
 
 RED_CIRCLE = PromptSpec("a red circle", "colors", (Demand("circle", colour="red"),))
@@ -96,3 +98,20 @@ def test_prompts_of_another_world_are_refused_by_name(name, metadata, reason):
 def test_vivid_judges_any_prompt():
     foreign = pictures("a photo of a dog", {})
     assert shapes_scorer("shapes-vivid").score(foreign).values.shape == (2,)
+
+
+def test_only_refused_images_may_lack_a_score():
+    values = np.array([np.nan, 0.5, np.nan])
+    with pytest.raises(DataError, match=r"scorer odd: image 2 of the batch \('c'\) got nan"):
+        check_scores("odd", Scores(values, {}, {0: "why"}), ["a", "b", "c"])
+    details = {"d": np.array([np.nan, np.nan, 1.0])}
+    with pytest.raises(DataError, match="detail 'd' needs one finite value"):
+        check_scores("odd", Scores(np.array([np.nan, 0.5, 1.0]), details, {0: "why"}), ["a", "b", "c"])
+
+
+def test_reward_raises_on_refused_image():
+    reward = Reward({KEY: External(KEY, settings())}, {KEY: 1.0})
+    with pytest.raises(
+        DataError, match=r"^scorer odd: refuses an image of the prompt 'prompt x' \(the reason"
+    ):
+        reward.scores(batch("refuse"))

@@ -1,8 +1,7 @@
-"""Access to a server: from its own machine, or with the token in an environment variable."""
+"""The token of a scoring server, in an environment variable."""
 
 from __future__ import annotations
 
-import ipaddress
 import os
 
 from chunk_grpo.errors import ConfigError
@@ -32,13 +31,3 @@ def read_token(option: str, variable: str | None) -> str | None:
             f"{option}: the token in {variable} must consist of visible ASCII characters, without spaces or line ends"
         )
     return token
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address or host name is a loopback address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:  # a host name
-        return False

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
 from typing import Any
 
 import httpx
 
 from chunk_grpo.config.scorers import AnyScorer, OverHttp
 from chunk_grpo.errors import ConfigError, DataError, TransientError
-from chunk_grpo.scorers.executors.access import is_loopback, read_token
-from chunk_grpo.scorers.executors.messages import Identity, read_identity
+from chunk_grpo.scorers.executors.access import read_token
+from chunk_grpo.scorers.executors.messages import Identity
 from chunk_grpo.scorers.executors.remote import Remote, check_identity
-from chunk_grpo.scorers.workers.worker_protocol import MalformedError, read_message
+from chunk_grpo.scorers.workers.worker_protocol.requests import is_loopback
 
-_CONNECT_SECONDS = 10.0
-_KEEP_SECONDS = (
-    4.0  # keep-alive of idle connections; less than the server's, so that no closing one is reused
-)
+_KEEP_SECONDS = 4.0
+"""Keep-alive of idle connections; less than the server's, so that no closing one is reused."""
 
 
 class HttpScorer(Remote):
@@ -41,7 +37,6 @@ class HttpScorer(Remote):
         """
         super().__init__(key, settings)
         self.executor = executor
-        self._identity: Identity | None = None
         token = read_token(f"executors.{key}.token_variable", executor.token_variable)
         try:
             self._client = httpx.Client(
@@ -67,12 +62,15 @@ class HttpScorer(Remote):
             TransientError: The server does not answer, or is still loading.
         """
         if self._identity is None:
-            identity = read_identity(self._exchange("GET", "health"), self.who)
+            try:
+                identity = self.read_health(self._client, self.executor.timeout_seconds)
+            except UnicodeError as error:  # the host is no domain name
+                raise self._no_url(error) from error
             check_identity(self.key, self.settings, identity, self.who)
             self._identity = identity
         return self._identity
 
-    def ask(self, message: bytes) -> Mapping[str, Any]:
+    def ask(self, message: bytes) -> dict[str, Any]:
         """Answer of the server.
 
         Raises:
@@ -86,44 +84,24 @@ class HttpScorer(Remote):
                 f"{self.who} takes {most / 1e6:.1f} MB at a time, and a batch makes {len(message) / 1e6:.1f} MB: start "
                 "it with a larger --most-megabytes, or score fewer images at a time"
             )
-        return self._exchange("POST", "score", message)
+        return self.exchange(self._client, self.executor.timeout_seconds, "POST", "score", message)
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._client.close()
+    def no_answer(self, error: httpx.TransportError, seconds: float) -> TransientError:
+        """Error for a server that is away or too slow; it names the command that starts one."""
+        if isinstance(error, httpx.TimeoutException):
+            return TransientError(f"{self.who} did not answer within {seconds:g} s ({type(error).__name__})")
+        return TransientError(
+            f"{self.who} does not answer ({type(error).__name__}: {error}). {self._how_to_start()}"
+        )
 
-    def _exchange(self, method: str, path: str, content: bytes | None = None) -> dict[str, Any]:
-        """Answer to a request, which is repeated while the server answers with Retry-After."""
-        deadline = time.monotonic() + self.executor.timeout_seconds
-        while True:
-            response = self._request(method, path, deadline - time.monotonic(), content)
-            message, wait = self._message(response), response.headers.get("Retry-After")
-            if message.get("type") != "refused":
-                return message
-            if wait is None:
-                raise DataError(f"{self.who} refuses the request: {message.get('message')}")
-            if time.monotonic() + float(wait) >= deadline:
-                raise TransientError(
-                    f"{self.who} was busy for {self.executor.timeout_seconds:g} s: {message.get('message')}"
-                )
-            time.sleep(float(wait))
+    def read(self, response: httpx.Response) -> dict[str, Any]:
+        """Message in a response.
 
-    def _request(self, method: str, path: str, seconds: float, content: bytes | None) -> httpx.Response:
-        timeout = httpx.Timeout(max(seconds, 0.001), connect=min(max(seconds, 0.001), _CONNECT_SECONDS))
-        try:
-            return self._client.request(method, path, content=content, timeout=timeout)
-        except UnicodeError as error:  # the host is no domain name
-            raise self._no_url(error) from error
-        except httpx.TimeoutException as error:
-            raise TransientError(
-                f"{self.who} did not answer within {self.executor.timeout_seconds:g} s ({type(error).__name__})"
-            ) from error
-        except httpx.TransportError as error:
-            raise TransientError(
-                f"{self.who} does not answer ({type(error).__name__}: {error}). {self._how_to_start()}"
-            ) from error
-
-    def _message(self, response: httpx.Response) -> dict[str, Any]:
+        Raises:
+            ConfigError: The token is missing or wrong.
+            DataError: There is none; no scoring server has answered.
+            TransientError: There is none; the server has failed.
+        """
         if response.status_code == httpx.codes.UNAUTHORIZED:
             variable = self.executor.token_variable
             raise ConfigError(
@@ -131,14 +109,11 @@ class HttpScorer(Remote):
                 if variable is None
                 else f"{self.who} refuses the token in {variable} (executors.{self.key}.token_variable)"
             )
-        try:
-            return read_message(response.content)
-        except MalformedError as error:
-            if response.is_server_error:  # from a terminated server, or a proxy in front of it
-                raise TransientError(f"{self.who} failed: status {response.status_code}") from error
-            raise DataError(
-                f"{self.who} is no scoring server: status {response.status_code}, {error}"
-            ) from error
+        return super().read(response)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
 
     def _no_url(self, error: Exception) -> ConfigError:
         return ConfigError(f"executors.{self.key}.url: must be a URL, got {self.executor.url!r} ({error})")

@@ -1,4 +1,4 @@
-"""The stage's side of `worker_protocol`, and scorers of this package as workers.
+"""The stage's side of the messages of `worker_protocol`, and scorers of this package as workers.
 
 Pixels are sent as base64 of the raw bytes. For 1024x1024 images, PNG at its fastest level takes ten times as long to
 encode and decode, which costs more than it saves on one machine or a local network.
@@ -21,6 +21,7 @@ from chunk_grpo.scorers.base import Need, ScoreBatch, Scorer, Scores
 from chunk_grpo.scorers.running.fingerprint import scoring_settings
 from chunk_grpo.scorers.running.retry import facts_may_pass
 from chunk_grpo.scorers.workers import worker_protocol
+from chunk_grpo.scorers.workers.worker_protocol.messages import write_message
 
 PACKAGES = ("chunk-grpo", "numpy", "pillow", "torch", "transformers")
 """Packages whose versions a worker reports."""
@@ -60,15 +61,16 @@ class Identity(BaseModel):
         )
 
 
-def start_message(key: str, settings: AnyScorer, device: str | None) -> bytes:
-    """First message to a worker."""
-    return worker_protocol.write_message(
+def start_message(key: str, settings: AnyScorer, device: str | None, socket: int) -> bytes:
+    """Message that starts a worker, which listens on the inherited `socket`."""
+    return write_message(
         {
             "protocol": worker_protocol.PROTOCOL,
             "key": key,
             "settings": settings.model_dump(mode="json"),
             "measured": scoring_settings(settings),
             "device": device,
+            "socket": socket,
         }
     )
 

@@ -1,27 +1,37 @@
-"""Base of scorers in other processes: identity check, batching, and validation of answers."""
+"""Base of scorers in other processes: requests to their server, identity check, batching, and validation of answers."""
 
 from __future__ import annotations
 
+import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
+import httpx
 import numpy as np
 
 from chunk_grpo.config.scorers import AnyScorer, ExternalScorer
-from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, check_batch, check_scores
-from chunk_grpo.scorers.executors.messages import Identity, encode_batch, raise_remote_error, read_scores
+from chunk_grpo.scorers.executors.messages import (
+    Identity,
+    encode_batch,
+    raise_remote_error,
+    read_identity,
+    read_scores,
+)
 from chunk_grpo.scorers.running.configured import joined
 from chunk_grpo.scorers.running.fingerprint import scoring_settings
 from chunk_grpo.scorers.running.registry import make_scorer
+from chunk_grpo.scorers.workers.worker_protocol.messages import MalformedError, read_message
+
+_CONNECT_SECONDS = 10.0
 
 
 class Remote(ABC):
-    """A scorer in another process with the interface of a local one; for one thread at a time.
+    """A scorer behind a server, with the interface of a local one; for one thread at a time.
 
-    The remote process reports `name`, `version`, `needs`, `groupwise` and `spec_hash` at the first use.
+    The server reports `name`, `version`, `needs`, `groupwise` and `spec_hash` at the first use.
     """
 
     def __init__(self, key: str, settings: AnyScorer) -> None:
@@ -32,15 +42,16 @@ class Remote(ABC):
             settings: The scorer's section.
         """
         self.key, self.settings = key, settings
+        self._identity: Identity | None = None
 
     @property
     @abstractmethod
     def who(self) -> str:
-        """Name of the remote process, for messages."""
+        """Name of the server, for messages."""
 
     @abstractmethod
     def identity(self) -> Identity:
-        """Identity of the remote scorer, requested at the first use and then cached.
+        """Identity of the server's scorer, requested at the first use and then cached.
 
         Raises:
             ConfigError: The settings do not allow to start or contact it.
@@ -49,16 +60,16 @@ class Remote(ABC):
         """
 
     @abstractmethod
-    def ask(self, message: bytes) -> Mapping[str, Any]:
+    def ask(self, message: bytes) -> dict[str, Any]:
         """Send a batch and return the answer, unchecked.
 
         Raises:
             TransientError: No answer; a retry may succeed.
         """
 
-    def distrust(self) -> None:
-        """Drop the connection after an unexpected answer. Nothing to do if an answer belongs to its request."""
-        return
+    @abstractmethod
+    def no_answer(self, error: httpx.TransportError, seconds: float) -> Exception:
+        """Error to raise for a request that failed within its `seconds`, or exceeded them."""
 
     @abstractmethod
     def close(self) -> None:
@@ -66,26 +77,26 @@ class Remote(ABC):
 
     @property
     def name(self) -> str:
-        """Name that the remote scorer reports."""
+        """Name that the server reports."""
         return self.identity().name
 
     @property
     def version(self) -> int:
-        """Version that the remote scorer reports."""
+        """Version that the server reports."""
         return self.identity().version
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Inputs besides the images that the remote scorer reports."""
+        """Inputs besides the images that the server reports."""
         return self.identity().needs
 
     @property
     def groupwise(self) -> bool:
-        """Whether the remote scorer reports that it is groupwise."""
+        """Whether the server reports that its scorer is groupwise."""
         return self.identity().groupwise
 
     def check(self) -> None:
-        """Contact the remote scorer, which checks its packages and files. Loads no model.
+        """Contact the server, which checks the scorer's packages and files. Loads no model.
 
         Raises:
             ConfigError: A package is missing there, or the settings do not allow to start or contact it.
@@ -95,7 +106,7 @@ class Remote(ABC):
         self.identity()
 
     def spec_hash(self) -> str:
-        """Spec hash that the remote scorer reports: its model's folder may be elsewhere."""
+        """Spec hash that the server reports: its model's folder may be elsewhere."""
         return self.identity().spec_hash
 
     def score(self, batch: ScoreBatch) -> Scores:
@@ -114,15 +125,64 @@ class Remote(ABC):
         starts = range(0, len(batch), size)
         return joined([self._score(batch.rows(range(n, min(n + size, len(batch))))) for n in starts])
 
+    def read_health(self, client: httpx.Client, seconds: float) -> Identity:
+        """Request the identity of the server's scorer, unchecked."""
+        return read_identity(self.exchange(client, seconds, "GET", "health"), self.who)
+
+    def exchange(
+        self, client: httpx.Client, seconds: float, method: str, path: str, content: bytes | None = None
+    ) -> dict[str, Any]:
+        """Answer to a request, which is repeated while the server says that it is busy.
+
+        Args:
+            client: Client of the server.
+            seconds: Time limit, with the repetitions.
+            method: GET or POST.
+            path: What is asked.
+            content: Body of the request.
+
+        Raises:
+            DataError: The server refuses the request, or is no scoring server.
+            TransientError: No answer in time.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            left = max(deadline - time.monotonic(), 0.001)
+            timeout = httpx.Timeout(left, connect=min(left, _CONNECT_SECONDS))
+            try:
+                response = client.request(method, path, content=content, timeout=timeout)
+            except httpx.TransportError as error:
+                raise self.no_answer(error, seconds) from error
+            message, wait = self.read(response), response.headers.get("Retry-After")
+            if message.get("type") != "refused":
+                return message
+            if wait is None:
+                raise DataError(f"{self.who} refuses the request: {message.get('message')}")
+            if time.monotonic() + float(wait) >= deadline:
+                raise TransientError(f"{self.who} was busy for {seconds:g} s: {message.get('message')}")
+            time.sleep(float(wait))
+
+    def read(self, response: httpx.Response) -> dict[str, Any]:
+        """Message in a response.
+
+        Raises:
+            DataError: There is none; no scoring server has answered.
+            TransientError: There is none; the server has failed.
+        """
+        try:
+            return read_message(response.content)
+        except MalformedError as error:
+            if response.is_server_error:  # from a terminated server, or a proxy in front of it
+                raise TransientError(f"{self.who} failed: status {response.status_code}") from error
+            raise DataError(
+                f"{self.who} is no scoring server: status {response.status_code}, {error}"
+            ) from error
+
     def _score(self, batch: ScoreBatch) -> Scores:
         identity, question = self.identity(), uuid.uuid4().hex
         message = self.ask(encode_batch(batch, question))
         raise_remote_error(message, self.who)
-        try:
-            scores = read_scores(message, question, len(batch), identity.spec_hash, self.who)
-        except DataError:
-            self.distrust()
-            raise
+        scores = read_scores(message, question, len(batch), identity.spec_hash, self.who)
         return check_scores(identity.name, scores, batch.prompts)
 
 

@@ -8,30 +8,31 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+import httpx
 
 from chunk_grpo.config.scorers import AnyScorer, InSubprocess
 from chunk_grpo.digests import Digests
 from chunk_grpo.errors import ConfigError, DataError, TransientError
-from chunk_grpo.scorers.executors.messages import Identity, read_identity, start_message
+from chunk_grpo.scorers.executors.messages import Identity, start_message
 from chunk_grpo.scorers.executors.remote import Remote, check_identity
-from chunk_grpo.scorers.executors.worker_process import WorkerLostError, WorkerProcess
+from chunk_grpo.scorers.executors.worker_process import WorkerProcess
 from chunk_grpo.scorers.running.retry import current_gpu
 from chunk_grpo.scorers.workers import worker_protocol
-from chunk_grpo.scorers.workers.worker_protocol import MalformedError, read_message
-
-Result = TypeVar("Result")
 
 _LOG = logging.getLogger(__name__)
 
-_PROTOCOL_FOLDER = str(Path(worker_protocol.__file__).parent)
+_PROTOCOL_FOLDER = str(Path(worker_protocol.__file__).parents[1])
 """A script imports worker_protocol from here."""
 
 
 class SubprocessScorer(Remote):
-    """Client of a worker process. It starts at the first use, and once more after a crash or timeout."""
+    """Client of a worker process, which serves this process alone.
+
+    It starts at the first use. After a crash or timeout the next use starts another.
+    """
 
     def __init__(self, key: str, settings: AnyScorer, executor: InSubprocess) -> None:
         """Start no process yet.
@@ -44,7 +45,6 @@ class SubprocessScorer(Remote):
         super().__init__(key, settings)
         self.executor = executor
         self._process: WorkerProcess | None = None
-        self._identity: Identity | None = None
         # Rest of start_seconds, granted to the first batch because it loads the model.
         self._left_to_load = 0.0
 
@@ -70,24 +70,45 @@ class SubprocessScorer(Remote):
 
         Raises:
             ConfigError: The worker cannot be started, or a package is missing there.
-            DataError: A file is missing there, or the scorer changed after a restart.
-            TransientError: The worker timed out or was killed, twice.
+            DataError: A file is missing there.
+            TransientError: The worker timed out or was killed.
         """
-        return self._identity or self._with_one_restart(self._start)[1]
+        if self._identity is None:
+            self._start()
+        assert self._identity is not None
+        return self._identity
 
-    def ask(self, message: bytes) -> Mapping[str, Any]:
-        """Answer of the worker. If the worker crashes or times out, a new one gets the batch once more.
+    def ask(self, message: bytes) -> dict[str, Any]:
+        """Answer of the worker, which is started again if it has ended.
 
         Raises:
-            TransientError: The second worker failed too. The message gives its exit code and the last lines of stderr.
+            DataError: The scorer changed after a restart.
+            TransientError: It crashed or timed out. The message gives its exit code and the last lines of its output.
         """
-        return self._with_one_restart(lambda: self._answer(message))
+        process = self._process or self._start()
+        seconds = self.executor.timeout_seconds + self._left_to_load
+        try:
+            answer = self.exchange(process.client, seconds, "POST", "score", message)
+        except BaseException:  # a signal, too: it may still score
+            self._kill()
+            raise
+        self._left_to_load = 0.0
+        return answer
 
-    def distrust(self) -> None:
-        """Kill the worker. The next batch starts another."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
+    def no_answer(self, error: httpx.TransportError, seconds: float) -> Exception:
+        """Kill the worker; error with its end and its last words."""
+        process = self._process
+        assert process is not None
+        if isinstance(error, httpx.TimeoutException):
+            self._kill()
+            return TransientError(
+                f"{self.who} gave no answer within {seconds:g} s and was killed{process.words()}"
+            )
+        code, end = process.end()
+        self._kill()
+        if self._identity is None and code is not None and code >= 0:
+            return ConfigError(f"{self.who} cannot be started: `{' '.join(self._command())}` {end}")
+        return TransientError(f"{self.who} {end}")
 
     def close(self) -> None:
         """End the worker."""
@@ -95,56 +116,33 @@ class SubprocessScorer(Remote):
         if process is not None:
             process.close()
 
-    def _with_one_restart(self, action: Callable[[], Result]) -> Result:
-        try:
-            return self._safely(action)
-        except WorkerLostError as error:
-            _LOG.warning("%s %s\nRestarting it once.", self.who, error)
-        try:
-            return self._safely(action)
-        except WorkerLostError as error:
-            raise TransientError(f"{self.who} {error}\nThis was the second attempt.") from error
+    def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
 
-    def _safely(self, action: Callable[[], Result]) -> Result:
-        """Kill the worker after any exception: a late answer would be taken for the next one."""
-        try:
-            return action()
-        except MalformedError as error:
-            self.distrust()
-            raise DataError(f"{self.who} sent a malformed message: {error}") from error
-        except BaseException:
-            self.distrust()
-            raise
-
-    def _answer(self, message: bytes) -> Mapping[str, Any]:
-        process = self._process or self._start()[0]
-        line = process.ask(message, self.executor.timeout_seconds + self._left_to_load)
-        self._left_to_load = 0.0
-        return read_message(line)
-
-    def _start(self) -> tuple[WorkerProcess, Identity]:
+    def _start(self) -> WorkerProcess:
         command, environment = self._command(), dict(os.environ)
         if self.executor.script is not None:
             environment.pop("PYTHONHOME", None)  # of the stage's interpreter, as its PYTHONPATH
             environment["PYTHONPATH"] = _PROTOCOL_FOLDER
-        try:
-            self._process = process = WorkerProcess(command, environment)
-        except OSError as error:
-            raise ConfigError(f"executors.{self.key}.python: cannot start {command[0]} ({error})") from error
         started, gpu = time.monotonic(), current_gpu()
         device = self.executor.device or (None if gpu is None else f"cuda:{gpu}")
-        message = start_message(self.key, self.settings, device)
         try:
-            answer = process.ask(message, self.executor.start_seconds)
-        except WorkerLostError as error:
-            if self._identity is None and error.returncode is not None and error.returncode > 0:
-                raise ConfigError(f"{self.who} cannot be started: `{' '.join(command)}` {error}") from error
+            self._process = process = WorkerProcess(
+                command, environment, lambda socket: start_message(self.key, self.settings, device, socket)
+            )
+        except OSError as error:
+            raise ConfigError(f"executors.{self.key}.python: cannot start {command[0]} ({error})") from error
+        try:
+            self._accept(self.read_health(process.client, self.executor.start_seconds))
+        except BaseException:
+            self._kill()
             raise
         self._left_to_load = max(self.executor.start_seconds - (time.monotonic() - started), 0.0)
-        self._identity = identity = self._checked(read_identity(read_message(answer), self.who))
-        return process, identity
+        return process
 
-    def _checked(self, identity: Identity) -> Identity:
+    def _accept(self, identity: Identity) -> None:
         before = self._identity
         if before is not None and identity.spec_hash != before.spec_hash:
             raise DataError(
@@ -154,7 +152,7 @@ class SubprocessScorer(Remote):
         if before is None and self.executor.script is None:
             check_identity(self.key, self.settings, identity, self.who)
         _LOG.info("%s is %s (%s)", self.who, identity.name, identity.software)
-        return identity
+        self._identity = identity
 
     def _command(self) -> list[str]:
         python, script = self.executor.python or sys.executable, self.executor.script

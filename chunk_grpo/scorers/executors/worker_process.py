@@ -1,117 +1,128 @@
-"""Worker process that answers each line with a line, with a time limit and clean termination."""
+"""A process that serves a scorer to this one: its socket, its last words, and its end."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import socket
 import subprocess
+import tempfile
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import IO
 
-_KEPT_LINES = 20  # last lines of stderr, for messages
-_LEAVE_SECONDS = 10.0  # time for a worker to end after its input is closed
-_WORDS_SECONDS = 0.5  # time to read the rest of stderr; a surviving child could keep it open
+import httpx
 
-
-class WorkerLostError(Exception):
-    """The process ended or did not answer in time. The message gives the cause and the last lines of stderr.
-
-    Attributes:
-        returncode: Return code of the process, negative for a signal; None if it was killed after a timeout.
-    """
-
-    def __init__(self, message: str, returncode: int | None = None) -> None:
-        """Set the message and the return code."""
-        super().__init__(message)
-        self.returncode = returncode
+_KEPT_LINES = 20
+"""Last lines of the output, for messages."""
+_LEAVE_SECONDS = 10.0
+"""Time for a worker to end after its input is closed."""
+_WORDS_SECONDS = 0.5
+"""Time to read the rest of the output; a surviving child could keep it open."""
+_LONGEST_FOLDER = 80
+"""Length of a folder in which a socket can be: some systems take 104 bytes for its whole path."""
 
 
 class WorkerProcess:
-    """A running worker, leader of its own process group."""
+    """A running worker, leader of its own process group.
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    It listens on a socket in a folder that only this user can enter. It inherits the socket, so requests wait in the
+    socket's queue while it starts. It ends when its standard input is closed, so it does not outlive this process.
+
+    Attributes:
+        client: Client of its server.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], start: Callable[[int], bytes]
+    ) -> None:
         """Start the process.
 
         Args:
             command: Interpreter and arguments.
             environment: Complete environment of the process.
+            start: Makes the start message from the number of the listening socket.
 
         Raises:
             OSError: The process cannot be started.
         """
-        self._process = process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,
-        )
-        self._questions: IO[bytes] = process.stdin  # type: ignore[assignment]  # made with pipes
-        self._answers: IO[bytes] = process.stdout  # type: ignore[assignment]
+        is_long = len(tempfile.gettempdir()) > _LONGEST_FOLDER
+        self._folder = tempfile.mkdtemp(prefix="scorer-", dir="/tmp" if is_long else None)
+        address = str(Path(self._folder) / "socket")
+        try:
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(address)
+                listener.listen()
+                self._process = process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,
+                    pass_fds=[listener.fileno()],
+                )
+                message = start(listener.fileno())
+        except BaseException:
+            self._remove_socket()
+            raise
+        self._stage: IO[bytes] = process.stdin  # type: ignore[assignment]  # made with pipes
         self._last_lines: deque[bytes] = deque(maxlen=_KEPT_LINES)
-        self._errors = threading.Thread(target=self._read_errors, args=(process.stderr,), daemon=True)
-        self._errors.start()
+        self._reading = threading.Thread(target=self._read_output, args=(process.stdout,), daemon=True)
+        self._reading.start()
+        with contextlib.suppress(BrokenPipeError):  # it has ended, as the first request will show
+            self._stage.write(message)
+            self._stage.flush()
+        self.client = httpx.Client(transport=httpx.HTTPTransport(uds=address), base_url="http://worker")
 
     @property
     def pid(self) -> int:
         """Id of the process and of its group."""
         return self._process.pid
 
-    def ask(self, line: bytes, seconds: float) -> bytes:
-        """Write a line and read one.
+    def end(self) -> tuple[int | None, str]:
+        """End of a process that has closed its socket: return code, negative for a signal, and what to say of it.
 
-        After any exception the caller must kill the process: a late answer would be taken for the next one.
-
-        Args:
-            line: Line with its newline.
-            seconds: Time limit for writing and reading.
-
-        Raises:
-            WorkerLostError: The process ended or exceeded the limit.
+        The return code is None if it had to be killed.
         """
-        is_late = threading.Event()
-        timer = threading.Timer(seconds, self._end_late, (is_late,))
-        timer.start()
         try:
-            self._questions.write(line)
-            self._questions.flush()
-            answer = self._answers.readline()
-        except BrokenPipeError:
-            answer = b""
-        finally:
-            timer.cancel()
-        if is_late.is_set():
-            raise WorkerLostError(f"gave no answer within {seconds:g} s and was killed{self._words()}")
-        if not answer.endswith(b"\n"):
-            raise self._lost()
-        return answer
+            code = self._process.wait(_LEAVE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None, f"closed its socket and was killed{self.words()}"
+        self._reading.join(_WORDS_SECONDS)
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return code, f"{how}{self.words()}"
+
+    def words(self) -> str:
+        """Last lines of the output, as the end of a sentence."""
+        text = b"\n".join(self._last_lines).decode("utf-8", "replace").strip()
+        return f". Last lines of its output:\n{text}" if text else ", with no output"
 
     def kill(self) -> None:
         """Kill the process group at once."""
-        self._kill_group()
+        # Permission: raised by macOS if all processes of the group have ended.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._errors.join(_WORDS_SECONDS)
-        with contextlib.suppress(BrokenPipeError):  # of an unread question
-            self._questions.close()
-        self._answers.close()
+        self._reading.join(_WORDS_SECONDS)
+        with contextlib.suppress(BrokenPipeError):
+            self._stage.close()
+        self.client.close()
+        self._remove_socket()
 
     def close(self) -> None:
         """Close the input, wait until the process ends, and kill the rest of its process group."""
         with contextlib.suppress(BrokenPipeError):
-            self._questions.close()
+            self._stage.close()
         with contextlib.suppress(subprocess.TimeoutExpired):  # killed below
             self._process.wait(_LEAVE_SECONDS)
         self.kill()
 
-    def _end_late(self, is_late: threading.Event) -> None:
-        is_late.set()
-        self._kill_group()
-
-    def _read_errors(self, stream: IO[bytes]) -> None:
+    def _read_output(self, stream: IO[bytes]) -> None:
         rest = b""
         with stream:
             while block := os.read(stream.fileno(), 2**16):
@@ -121,21 +132,5 @@ class WorkerProcess:
         if rest:
             self._last_lines.append(rest)
 
-    def _lost(self) -> WorkerLostError:
-        """Error for a closed pipe, after waiting for the process to end."""
-        try:
-            code = self._process.wait(_LEAVE_SECONDS)
-        except subprocess.TimeoutExpired:
-            return WorkerLostError(f"closed its output and was killed{self._words()}")
-        self._errors.join(_WORDS_SECONDS)
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return WorkerLostError(f"{how}{self._words()}", code)
-
-    def _words(self) -> str:
-        text = b"\n".join(self._last_lines).decode("utf-8", "replace").strip()
-        return f". Last lines of its stderr:\n{text}" if text else ", with nothing on stderr"
-
-    def _kill_group(self) -> None:
-        # Permission: raised by macOS if all processes of the group have ended.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+    def _remove_socket(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from chunk_grpo.config.scorer_settings import ScorerSettings
 from chunk_grpo.errors import TransientError
 from chunk_grpo.scorers.base import Need, ScoreBatch, Scorer, Scores
-from chunk_grpo.scorers.workers.worker_protocol import facts_of
+from chunk_grpo.scorers.workers.worker_protocol.messages import facts_of
 
 Result = TypeVar("Result")
 

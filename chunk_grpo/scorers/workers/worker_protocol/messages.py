@@ -1,46 +1,22 @@
-"""Messages between a stage and a scorer in another process, and the worker's loop over them. Standard library only.
-
-A message is a JSON object on one line. The stage sends a start message, and the worker answers with a `ready` message
-that identifies it. Then each `score` message gets one `scores` or `error` message. A server gets and sends the same
-messages by HTTP.
-
-`executors.NAME.script` may be a script for an interpreter without chunk_grpo. It imports this file by its name alone:
-
-    import worker_protocol
-
-    def open_worker(start):
-        judge = load_a_model(start.settings["options"]["weights"], start.device)
-
-        def score(batch):
-            return [judge(row.prompt, row.pixels, batch.height, batch.width) for row in batch.rows], {}
-
-        return worker_protocol.Worker("my-judge", 1, score)
-
-    if __name__ == "__main__":
-        worker_protocol.serve(open_worker)
-"""
+"""Messages between a stage and a scorer in another process. Standard library only."""
 
 from __future__ import annotations
 
 import binascii
 import hashlib
 import json
-import os
 import platform
-import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from queue import SimpleQueue
-from typing import Any, BinaryIO
+from typing import Any
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the message format."""
 
-_BUFFER = 2**20  # bytes; a batch is megabytes large
-_KINDS = ("ConfigError", "DataError", "TransientError")
+KINDS = ("ConfigError", "DataError", "TransientError")
+"""Errors that keep their kind on their way to the stage."""
 
 
 class DataError(Exception):
@@ -136,65 +112,15 @@ class Worker:
     """Releases the scorer's resources."""
 
 
-def serve(open_worker: Callable[[Start], Worker]) -> None:
-    """Answer messages on the standard streams until the input ends.
-
-    Other prints to standard output are redirected to standard error, because standard output carries the protocol.
-
-    Args:
-        open_worker: Makes the scorer. An exception that it raises is sent to the stage.
-    """
-    questions, answers = _take_streams()
-    lines: SimpleQueue[bytes] = SimpleQueue()
-    busy = threading.Lock()
-    threading.Thread(target=_read_lines, args=(questions, lines, busy), daemon=True).start()
-    worker: Worker | None = None
-    while line := lines.get():
-        with busy:
-            if worker is None:
-                worker, message = _opened(open_worker, line)
-            else:
-                message = _answer(worker, line)
-        answers.write(message)  # no longer busy: the stage may end the input as soon as it has the answer
-        answers.flush()
-    if worker is not None:
-        worker.close()
-
-
-def _read_lines(stream: BinaryIO, lines: SimpleQueue[bytes], busy: threading.Lock) -> None:
-    """Queue the lines, then an empty one. If the input ends during a batch, its stage is gone: end the process."""
-    for line in stream:
-        lines.put(line)
-    if busy.locked():
-        os._exit(1)
-    lines.put(b"")
-
-
-def _opened(open_worker: Callable[[Start], Worker], line: bytes) -> tuple[Worker | None, bytes]:
-    try:
-        start = read_start(read_message(line))
-        worker = open_worker(start)
-        if worker.measured is None:
-            worker = replace(worker, measured=start.measured)
-        if worker.spec_hash is None:
-            worker = replace(worker, spec_hash=settings_hash(worker.name, worker.version, start.measured))
-        return worker, write_message(ready_message(worker))
-    except Exception as error:  # the stage raises it
-        return None, write_message(error_message(error))
-
-
-def _answer(worker: Worker, line: bytes) -> bytes:
-    question = None
-    try:
-        batch = read_batch(read_message(line))
-        question = batch.id
-        return write_message(scores_message(question, worker.score(batch), worker.spec_hash))
-    except Exception as error:  # the stage raises it
-        return write_message(error_message(error, question))
+def identified(worker: Worker, start: Start) -> Worker:
+    """The worker, with what it leaves to the start message: spec hash and settings that could change a score."""
+    measured = start.measured if worker.measured is None else worker.measured
+    spec_hash = worker.spec_hash or settings_hash(worker.name, worker.version, start.measured)
+    return replace(worker, measured=measured, spec_hash=spec_hash)
 
 
 def ready_message(worker: Worker) -> dict[str, Any]:
-    """Answer to the start message: the identity of a worker that has a spec hash."""
+    """Identity of a worker that has a spec hash."""
     return {
         "type": "ready",
         "protocol": PROTOCOL,
@@ -229,12 +155,12 @@ def _plain(values: Any) -> Any:
 
 
 def error_message(error: Exception, question: str | None = None) -> dict[str, Any]:
-    """Message for an exception: kind (one of `_KINDS` or the class name), text, traceback, and `facts_of`."""
+    """Message for an exception: kind (one of `KINDS` or the class name), text, traceback, and `facts_of`."""
     names = [kind.__name__ for kind in type(error).__mro__]
     return {
         "type": "error",
         "id": question,
-        "kind": next((name for name in names if name in _KINDS), names[0]),
+        "kind": next((name for name in names if name in KINDS), names[0]),
         "message": str(error),
         "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
         **facts_of(error),
@@ -341,15 +267,3 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
         except PackageNotFoundError:  # optional package
             continue
     return found
-
-
-def _take_streams() -> tuple[BinaryIO, BinaryIO]:
-    """Take over the protocol's streams. Later prints to standard output go to standard error."""
-    sys.stdout.flush()
-    questions = os.fdopen(os.dup(0), "rb", _BUFFER)
-    answers = os.fdopen(os.dup(1), "wb", _BUFFER)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return questions, answers

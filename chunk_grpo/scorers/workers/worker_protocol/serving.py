@@ -1,0 +1,307 @@
+"""The server of a scorer: `GET /health` and `POST /score`. Standard library only.
+
+It serves the stage that started it, over a socket that nobody else can reach (`serve`), or whoever reaches its port,
+within `Limits` (chunk_grpo.scorers.serve). One thread a connection receives and answers. The main thread scores, one
+batch at a time in order of arrival, because a model uses its device exclusively.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import MappingProxyType
+from typing import Any
+
+from .messages import (
+    Batch,
+    Start,
+    TransientError,
+    Worker,
+    error_message,
+    identified,
+    read_message,
+    read_start,
+    ready_message,
+    scores_message,
+)
+from .requests import RETRY, RefusedRequestError, RequestHandler
+
+_LOG = logging.getLogger(__name__)
+
+_ANSWER_SECONDS = 1.0
+"""Time for sending the error of a call that hangs, before the process ends."""
+_LEAVE_SECONDS = 5.0
+"""Time for sending the last answers."""
+_TRY_LATER = 75
+"""Exit code of a process that may be started again."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits for requests to a server that others can reach."""
+
+    held_bytes: int
+    """Maximum size of all request bodies held at once, including that of the batch being scored."""
+    most_bytes: int
+    """Maximum size of a request body."""
+    token: str | None
+    """Token that requests must carry; None: none, and only requests to a loopback address are answered."""
+    batch_seconds: float
+    """Time limit of a call of the scorer."""
+
+
+def serve(open_worker: Callable[[Start], Worker]) -> None:
+    """Serve a scorer to the stage that started this process, and end with it.
+
+    Args:
+        open_worker: Makes the scorer. An exception that it raises is sent to the stage.
+    """
+    stage = _take_input()
+    line = stage.readline()
+    if not line:
+        sys.exit("this worker is started by a stage: name it in executors.NAME.script")
+    message = read_message(line)
+    server = ScoringServer(socket.socket(fileno=message["socket"]))
+    threading.Thread(target=_end_with_the_stage, args=(stage, server), daemon=True).start()
+
+    def opened() -> Worker:
+        start = read_start(message)
+        return identified(open_worker(start), start)
+
+    server.run(opened)
+
+
+class ScoringServer(ThreadingHTTPServer):
+    """A scorer behind a listening socket.
+
+    Attributes:
+        limits: Limits for requests; None: only the stage that started the process can reach it.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, listener: socket.socket, limits: Limits | None = None) -> None:
+        """Answer nothing yet.
+
+        Args:
+            listener: Listening socket, which the server closes.
+            limits: Limits for requests; None: only the stage that started the process can reach the socket.
+        """
+        super().__init__(("", 0), RequestHandler, bind_and_activate=False)
+        self.socket.close()
+        self.socket, self.limits = listener, limits
+        listener.set_inheritable(False)
+        self._about: Mapping[str, Any] | None = None
+        self._is_known, self._is_leaving, self._lock = threading.Event(), False, threading.Lock()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._begun: float | None = None
+        self._batches, self._held = 0, 0
+
+    def run(self, open_worker: Callable[[], Worker]) -> None:
+        """Open a worker, score with it until `leave`, and close it, all in the calling thread.
+
+        An error of `open_worker` is raised, or is the answer to `GET /health` if only the stage can reach the server.
+        """
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+        try:
+            worker = self._opened(open_worker)
+            if worker is None:
+                self._jobs.get()
+                return
+            try:
+                while (job := self._jobs.get()) is not None:
+                    if not job.is_dropped:
+                        self._score(worker, job)
+            finally:
+                worker.close()
+            end = time.monotonic() + _LEAVE_SECONDS
+            while self._batches and time.monotonic() < end:
+                time.sleep(0.02)
+        finally:
+            self.shutdown()
+            self.server_close()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the worker is open and does not score."""
+        return self._about is not None and self._begun is None
+
+    def leave(self) -> None:
+        """Refuse the waiting batches, and let `run` end after the batch being scored."""
+        self._is_leaving = True
+        with contextlib.suppress(Empty):
+            while job := self._jobs.get_nowait():
+                job.end(error=_leaving())
+        self._jobs.put(None)
+
+    def about(self) -> Mapping[str, Any]:
+        """The `ready` message, or the error of a worker that could not be opened."""
+        if self.limits is None:
+            self._is_known.wait()
+        if self._about is None:
+            raise RefusedRequestError(503, "the scorer is loading; retry later", RETRY)
+        return self._about
+
+    def state(self) -> dict[str, Any]:
+        """What the server does, for whoever watches it."""
+        begun = self._begun
+        state: dict[str, Any] = {
+            "state": "ready" if begun is None else "scoring",
+            "scoring_seconds": None if begun is None else time.monotonic() - begun,
+            "queue": self._batches,
+        }
+        if self.limits is not None:
+            state |= {"held_bytes": self.limits.held_bytes, "most_bytes": self.limits.most_bytes}
+        return state
+
+    def submit(self, batch: Batch) -> Job:
+        """Queue a batch, or refuse it if the server shuts down."""
+        job = Job(batch)
+        if self._is_leaving:
+            job.end(error=_leaving())
+        else:
+            self._jobs.put(job)
+        return job
+
+    def enter(self) -> None:
+        """Count a batch."""
+        with self._lock:
+            self._batches += 1
+
+    def leave_with(self, size: int) -> None:
+        """Give back a batch and the bytes that it holds."""
+        with self._lock:
+            self._batches -= 1
+            self._held -= size
+
+    def hold(self, size: int) -> None:
+        """Count bytes, unless the server would hold too many."""
+        with self._lock:
+            self.require_room(size)
+            self._held += size
+
+    def require_room(self, size: int) -> None:
+        """Refuse a request that would exceed what the server holds."""
+        if self.limits is not None and self._held + size > self.limits.held_bytes:
+            raise RefusedRequestError(
+                503,
+                f"the queue is full ({self._batches - 1} batches, {self._held} of {self.limits.held_bytes} bytes); "
+                "retry later",
+                RETRY,
+            )
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log the error of a connection."""
+        del request, client_address
+        if isinstance(sys.exc_info()[1], OSError):
+            _LOG.warning("a client disconnected before its answer")
+        else:
+            _LOG.exception("a request failed")
+
+    def _opened(self, open_worker: Callable[[], Worker]) -> Worker | None:
+        try:
+            worker = open_worker()
+        except Exception as error:
+            if self.limits is not None:
+                raise
+            self._about = error_message(error)  # the stage raises it
+            self._is_known.set()
+            return None
+        self._about = ready_message(worker)
+        self._is_known.set()
+        _LOG.info("ready: %s, version %s", worker.name, worker.version)
+        return worker
+
+    def _score(self, worker: Worker, job: Job) -> None:
+        self._begun = start = time.monotonic()
+        try:
+            with self._limit(worker.name, job):
+                answer = scores_message(job.batch.id, worker.score(job.batch), worker.spec_hash)
+        except Exception as error:
+            self._begun = None  # first: the stage may end its worker as soon as it has the answer
+            job.end(error=error)
+            return
+        self._begun = None
+        job.end(answer)
+        seconds = time.monotonic() - start
+        _LOG.info("%d images in %.2f s, %d batches wait", len(job.batch.rows), seconds, self._jobs.qsize())
+
+    @contextlib.contextmanager
+    def _limit(self, name: str, job: Job) -> Iterator[None]:
+        """Limit of a call. A stage has its own limit for its worker."""
+        if self.limits is None:
+            yield
+            return
+        timer = threading.Timer(
+            self.limits.batch_seconds, self._give_up, (name, job, self.limits.batch_seconds)
+        )
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    @staticmethod
+    def _give_up(name: str, job: Job, seconds: float) -> None:
+        """End the process: a call that hangs cannot be ended alone."""
+        error = TransientError(
+            f"the scorer {name} gave no answer within {seconds:g} s (--batch-seconds) and still runs, so its server "
+            "ends; start it again"
+        )
+        job.end(error=error)
+        _LOG.error("a batch exceeded its time limit and still runs; the server ends")
+        time.sleep(_ANSWER_SECONDS)
+        os._exit(_TRY_LATER)
+
+
+class Job:
+    """A batch and, once it is done, its answer or error."""
+
+    def __init__(self, batch: Batch) -> None:
+        """Nothing is done yet."""
+        self.batch, self.is_done, self.is_dropped = batch, threading.Event(), False
+        self.answer: Mapping[str, Any] = {}
+        self.error: Exception | None = None
+
+    def end(self, answer: Mapping[str, Any] = MappingProxyType({}), error: Exception | None = None) -> None:
+        """Set answer or error, unless it has one."""
+        if not self.is_done.is_set():
+            self.answer, self.error = answer, error
+            self.is_done.set()
+
+
+def _leaving() -> TransientError:
+    return TransientError("the scoring server is shutting down; it did not score this batch")
+
+
+def _take_input() -> io.FileIO:
+    """Take over the standard input, by which a stage says that it is there. The scorer gets an empty one."""
+    stage = io.FileIO(os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return stage
+
+
+def _end_with_the_stage(stage: io.FileIO, server: ScoringServer) -> None:
+    """Wait until the stage closes the input. In the middle of a batch the process ends at once: nobody waits for it."""
+    address = Path(server.socket.getsockname())
+    while stage.read(1):
+        pass
+    with contextlib.suppress(OSError):
+        address.unlink()
+        address.parent.rmdir()
+    if not server.is_idle:
+        os._exit(1)
+    server.leave()
