@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 
 from chunk_grpo.config.scorers import AnyScorer, OverHttp
-from chunk_grpo.errors import ConfigError, DataError, TransientError
+from chunk_grpo.errors import ConfigError, TransientError
 from chunk_grpo.scorers.executors.access import read_token
-from chunk_grpo.scorers.executors.messages import Identity
+from chunk_grpo.scorers.executors.messages import Identity, read_identity
 from chunk_grpo.scorers.executors.remote import Remote, check_identity
 from chunk_grpo.scorers.workers.worker_protocol.requests import is_loopback
 
@@ -53,8 +53,8 @@ class HttpScorer(Remote):
         """Name of the server, for messages."""
         return f"scorer {self.key}: the server at {self.executor.url}"
 
-    def identity(self) -> Identity:
-        """Identity of the server's scorer; waits until the server is ready.
+    def contact(self) -> tuple[httpx.Client, Identity]:
+        """Client and identity. At the first use it waits until the server is ready.
 
         Raises:
             ConfigError: The token is missing or wrong.
@@ -63,28 +63,17 @@ class HttpScorer(Remote):
         """
         if self._identity is None:
             try:
-                identity = self.read_health(self._client, self.executor.timeout_seconds)
+                health = self.exchange(self._client, self.executor.timeout_seconds, "GET", "health")
             except UnicodeError as error:  # the host is no domain name
                 raise self._no_url(error) from error
+            identity = read_identity(health, self.who)
             check_identity(self.key, self.settings, identity, self.who)
             self._identity = identity
-        return self._identity
+        return self._client, self._identity
 
-    def ask(self, message: bytes) -> dict[str, Any]:
-        """Answer of the server.
-
-        Raises:
-            ConfigError: The token is wrong.
-            DataError: The batch exceeds the server's size limit.
-            TransientError: No answer in time.
-        """
-        most = self.identity().most_bytes
-        if most is not None and len(message) > most:
-            raise DataError(
-                f"{self.who} takes {most / 1e6:.1f} MB at a time, and a batch makes {len(message) / 1e6:.1f} MB: start "
-                "it with a larger --most-megabytes, or score fewer images at a time"
-            )
-        return self.exchange(self._client, self.executor.timeout_seconds, "POST", "score", message)
+    def next_limit(self) -> float:
+        """Time limit of the next batch, in seconds."""
+        return self.executor.timeout_seconds
 
     def no_answer(self, error: httpx.TransportError, seconds: float) -> TransientError:
         """Error for a server that is away or too slow; it names the command that starts one."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import binascii
 import json
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -50,8 +51,8 @@ class Identity(BaseModel):
     """Version of the worker's Python."""
     packages: dict[str, str]
     """Versions of the worker's packages."""
-    most_bytes: int | None = None
-    """Maximum size of a message; None: no limit."""
+    most_bytes: float = math.inf
+    """Maximum size of a message."""
 
     @property
     def software(self) -> str:

@@ -17,7 +17,6 @@ from chunk_grpo.scorers.executors.messages import (
     Identity,
     encode_batch,
     raise_remote_error,
-    read_identity,
     read_scores,
 )
 from chunk_grpo.scorers.running.configured import joined
@@ -50,8 +49,8 @@ class Remote(ABC):
         """Name of the server, for messages."""
 
     @abstractmethod
-    def identity(self) -> Identity:
-        """Identity of the server's scorer, requested at the first use and then cached.
+    def contact(self) -> tuple[httpx.Client, Identity]:
+        """Client of a server that runs the scorer, and its identity.
 
         Raises:
             ConfigError: The settings do not allow to start or contact it.
@@ -60,12 +59,8 @@ class Remote(ABC):
         """
 
     @abstractmethod
-    def ask(self, message: bytes) -> dict[str, Any]:
-        """Send a batch and return the answer, unchecked.
-
-        Raises:
-            TransientError: No answer; a retry may succeed.
-        """
+    def next_limit(self) -> float:
+        """Time limit of the next batch, in seconds."""
 
     @abstractmethod
     def no_answer(self, error: httpx.TransportError, seconds: float) -> Exception:
@@ -74,6 +69,10 @@ class Remote(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release processes and connections. The scorer must not be used afterwards."""
+
+    def identity(self) -> Identity:
+        """Identity of the server's scorer, requested at the first use and then cached."""
+        return self._identity or self.contact()[1]
 
     @property
     def name(self) -> str:
@@ -125,10 +124,6 @@ class Remote(ABC):
         starts = range(0, len(batch), size)
         return joined([self._score(batch.rows(range(n, min(n + size, len(batch))))) for n in starts])
 
-    def read_health(self, client: httpx.Client, seconds: float) -> Identity:
-        """Request the identity of the server's scorer, unchecked."""
-        return read_identity(self.exchange(client, seconds, "GET", "health"), self.who)
-
     def exchange(
         self, client: httpx.Client, seconds: float, method: str, path: str, content: bytes | None = None
     ) -> dict[str, Any]:
@@ -179,8 +174,14 @@ class Remote(ABC):
             ) from error
 
     def _score(self, batch: ScoreBatch) -> Scores:
-        identity, question = self.identity(), uuid.uuid4().hex
-        message = self.ask(encode_batch(batch, question))
+        (client, identity), question = self.contact(), uuid.uuid4().hex
+        content = encode_batch(batch, question)
+        if len(content) > identity.most_bytes:
+            raise DataError(
+                f"{self.who} takes {identity.most_bytes / 1e6:.1f} MB at a time, and a batch makes "
+                f"{len(content) / 1e6:.1f} MB: start it with a larger --most-megabytes, or score fewer images at a time"
+            )
+        message = self.exchange(client, self.next_limit(), "POST", "score", content)
         raise_remote_error(message, self.who)
         scores = read_scores(message, question, len(batch), identity.spec_hash, self.who)
         return check_scores(identity.name, scores, batch.prompts)

@@ -9,14 +9,13 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 
 from chunk_grpo.config.scorers import AnyScorer, InSubprocess
 from chunk_grpo.digests import Digests
 from chunk_grpo.errors import ConfigError, DataError, TransientError
-from chunk_grpo.scorers.executors.messages import Identity, start_message
+from chunk_grpo.scorers.executors.messages import Identity, read_identity, start_message
 from chunk_grpo.scorers.executors.remote import Remote, check_identity
 from chunk_grpo.scorers.executors.worker_process import WorkerProcess
 from chunk_grpo.scorers.running.retry import current_gpu
@@ -65,35 +64,22 @@ class SubprocessScorer(Remote):
             return own_hash
         return hashlib.sha256(f"{own_hash} {Digests().of(self.executor.script)}".encode()).hexdigest()[:16]
 
-    def identity(self) -> Identity:
-        """Identity of the worker, which is started if none has run yet.
+    def contact(self) -> tuple[httpx.Client, Identity]:
+        """Client and identity of the worker, which is started if it has not run yet or has ended.
 
         Raises:
             ConfigError: The worker cannot be started, or a package is missing there.
-            DataError: A file is missing there.
-            TransientError: The worker timed out or was killed.
-        """
-        if self._identity is None:
-            self._start()
-        assert self._identity is not None
-        return self._identity
-
-    def ask(self, message: bytes) -> dict[str, Any]:
-        """Answer of the worker, which is started again if it has ended.
-
-        Raises:
-            DataError: The scorer changed after a restart.
-            TransientError: It crashed or timed out. The message gives its exit code and the last lines of its output.
+            DataError: A file is missing there, or the scorer changed after a restart.
+            TransientError: The worker timed out or was killed. The message has the last lines of its output.
         """
         process = self._process or self._start()
-        seconds = self.executor.timeout_seconds + self._left_to_load
-        try:
-            answer = self.exchange(process.client, seconds, "POST", "score", message)
-        except BaseException:  # a signal, too: it may still score
-            self._kill()
-            raise
-        self._left_to_load = 0.0
-        return answer
+        assert self._identity is not None
+        return process.client, self._identity
+
+    def next_limit(self) -> float:
+        """Time limit of the next batch, in seconds; that of the first has time for loading the model."""
+        seconds, self._left_to_load = self.executor.timeout_seconds + self._left_to_load, 0.0
+        return seconds
 
     def no_answer(self, error: httpx.TransportError, seconds: float) -> Exception:
         """Kill the worker; error with its end and its last words."""
@@ -135,7 +121,8 @@ class SubprocessScorer(Remote):
         except OSError as error:
             raise ConfigError(f"executors.{self.key}.python: cannot start {command[0]} ({error})") from error
         try:
-            self._accept(self.read_health(process.client, self.executor.start_seconds))
+            health = self.exchange(process.client, self.executor.start_seconds, "GET", "health")
+            self._accept(read_identity(health, self.who))
         except BaseException:
             self._kill()
             raise

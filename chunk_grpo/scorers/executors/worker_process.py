@@ -77,7 +77,7 @@ class WorkerProcess:
         with contextlib.suppress(BrokenPipeError):  # it has ended, as the first request will show
             self._stage.write(message)
             self._stage.flush()
-        self.client = httpx.Client(transport=httpx.HTTPTransport(uds=address), base_url="http://worker")
+        self.client = httpx.Client(transport=httpx.HTTPTransport(uds=address), base_url="http://localhost")
 
     @property
     def pid(self) -> int:

@@ -20,34 +20,16 @@ Both answer `GET /health` with a `ready` message that identifies the scorer, and
         worker_protocol.serve(open_worker)
 """
 
-from .messages import (
-    PROTOCOL,
-    Answer,
-    Batch,
-    ConfigError,
-    DataError,
-    MalformedError,
-    RefusedError,
-    Row,
-    Start,
-    TransientError,
-    Worker,
-    settings_hash,
-)
-from .serving import serve
-
-__all__ = [
-    "PROTOCOL",
-    "Answer",
-    "Batch",
-    "ConfigError",
-    "DataError",
-    "MalformedError",
-    "RefusedError",
-    "Row",
-    "Start",
-    "TransientError",
-    "Worker",
-    "serve",
-    "settings_hash",
-]
+from .messages import PROTOCOL as PROTOCOL
+from .messages import Answer as Answer
+from .messages import Batch as Batch
+from .messages import ConfigError as ConfigError
+from .messages import DataError as DataError
+from .messages import MalformedError as MalformedError
+from .messages import RefusedError as RefusedError
+from .messages import Row as Row
+from .messages import Start as Start
+from .messages import TransientError as TransientError
+from .messages import Worker as Worker
+from .messages import settings_hash as settings_hash
+from .serving import serve as serve

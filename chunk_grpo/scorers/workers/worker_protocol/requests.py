@@ -55,18 +55,17 @@ class RefusedRequestError(Exception):
 class _Incoming(io.RawIOBase):
     """Bytes of a connection. Reading raises TimeoutError after a silence, and after `end`, a time of time.monotonic."""
 
-    def __init__(self, connection: socket.socket, is_limited: bool) -> None:
-        self._connection, self._is_limited, self.end = connection, is_limited, math.inf
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self.end = connection, math.inf
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        if self._is_limited:
-            left = min(_SILENT_SECONDS, self.end - time.monotonic())
-            if left <= 0:
-                raise TimeoutError
-            self._connection.settimeout(left)
+        left = min(_SILENT_SECONDS, self.end - time.monotonic())
+        if left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
         return self._connection.recv_into(buffer)
 
 
@@ -82,7 +81,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         super().setup()
         if self.connection.family != socket.AF_UNIX:  # else the body of an answer may wait for 40 ms
             self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
-        self._incoming = _Incoming(self.connection, is_limited=self.server.limits is not None)
+        self._incoming = _Incoming(self.connection)
         self.rfile = io.BufferedReader(self._incoming)
 
     def handle_one_request(self) -> None:
@@ -126,27 +125,25 @@ class RequestHandler(BaseHTTPRequestHandler):
             self._refuse(refusal)
 
     def _authorize(self) -> None:
-        limits, hosts = self.server.limits, self.headers.get_all("Host", [])
-        if limits is None:
-            return
+        token, hosts = self.server.limits.token, self.headers.get_all("Host", [])
         host = hosts[0] if len(hosts) == 1 else ""
-        if limits.token is None and not _names_loopback(host):  # a page of a browser: DNS rebinding
+        if token is None and not _names_loopback(host):  # a page of a browser: DNS rebinding
             raise RefusedRequestError(
                 400,
                 f"without a token the host must be a loopback address such as 127.0.0.1, got {host[:80]!r}",
             )
         given = self.headers.get("Authorization", "").encode("utf-8")
-        if limits.token and not hmac.compare_digest(given, f"Bearer {limits.token}".encode()):
+        if token and not hmac.compare_digest(given, f"Bearer {token}".encode()):
             raise RefusedRequestError(401, "the token is missing or wrong", {"WWW-Authenticate": "Bearer"})
 
     def _score(self) -> None:
         self.server.about()
-        self.server.enter()
+        self.server.count(batches=1)
         body = bytearray()
         held = 0
         try:
             for part in self._parts():
-                self.server.hold(len(part))
+                self.server.count(size=len(part))
                 held += len(part)
                 body += part
             try:
@@ -160,18 +157,16 @@ class RequestHandler(BaseHTTPRequestHandler):
             else:  # the client raises it
                 self._send(500, self._told(job.error, batch.id))
         finally:
-            self.server.leave_with(held)
+            self.server.count(batches=-1, size=-held)
 
     def _parts(self) -> Iterator[bytes]:
         """Parts of a body, for which there is room. A client that announces a body and sends nothing holds nothing."""
-        sizes, limits = self.headers.get_all("Content-Length", []), self.server.limits
+        sizes, most = self.headers.get_all("Content-Length", []), self.server.limits.most_bytes
         if len(sizes) != 1 or not sizes[0].isdecimal() or "Transfer-Encoding" in self.headers:
             raise RefusedRequestError(411, "the request must have a Content-Length")
         left = int(sizes[0][:20])  # longer numbers are too large all the same
-        if limits is not None and left > limits.most_bytes:
-            raise RefusedRequestError(
-                413, f"the body must have at most {limits.most_bytes} bytes, got {left}"
-            )
+        if left > most:
+            raise RefusedRequestError(413, f"the body must have at most {most} bytes, got {left}")
         self.server.require_room(left)
         self._incoming.end = time.monotonic() + _BODY_SECONDS
         try:
@@ -205,13 +200,11 @@ class RequestHandler(BaseHTTPRequestHandler):
             return False
         except ConnectionError:
             return True
-        finally:
-            self.connection.settimeout(None)
 
     def _told(self, error: Exception, question: str) -> Mapping[str, Any]:
         """Error message for the client. Only the stage that started the process gets traceback and folders."""
         message = error_message(error, question)
-        if self.server.limits is None:
+        if self.server.is_private:
             return message
         if message["kind"] not in KINDS:
             _LOG.error("the scorer failed", exc_info=error)
@@ -234,8 +227,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         self, status: int, message: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> None:
         content = write_message(message)
-        if self.server.limits is not None:
-            self.connection.settimeout(_SILENT_SECONDS)
+        self.connection.settimeout(_SILENT_SECONDS)
         self.send_response(status)
         about = {"Content-Type": "application/json", "Content-Length": str(len(content)), **(headers or {})}
         for name, value in about.items():

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -61,6 +61,10 @@ class Limits:
     """Time limit of a call of the scorer."""
 
 
+_NO_LIMITS = Limits(held_bytes=2**62, most_bytes=2**62, token=None, batch_seconds=threading.TIMEOUT_MAX)
+"""Limits of a server for the stage that started it, which has limits of its own."""
+
+
 def serve(open_worker: Callable[[Start], Worker]) -> None:
     """Serve a scorer to the stage that started this process, and end with it.
 
@@ -86,7 +90,8 @@ class ScoringServer(ThreadingHTTPServer):
     """A scorer behind a listening socket.
 
     Attributes:
-        limits: Limits for requests; None: only the stage that started the process can reach it.
+        limits: Limits for requests.
+        is_private: Whether only the stage that started the process can reach the server.
     """
 
     daemon_threads = True
@@ -100,7 +105,7 @@ class ScoringServer(ThreadingHTTPServer):
         """
         super().__init__(("", 0), RequestHandler, bind_and_activate=False)
         self.socket.close()
-        self.socket, self.limits = listener, limits
+        self.socket, self.is_private, self.limits = listener, limits is None, limits or _NO_LIMITS
         listener.set_inheritable(False)
         self._about: Mapping[str, Any] | None = None
         self._is_known, self._is_leaving, self._lock = threading.Event(), False, threading.Lock()
@@ -147,7 +152,7 @@ class ScoringServer(ThreadingHTTPServer):
 
     def about(self) -> Mapping[str, Any]:
         """The `ready` message, or the error of a worker that could not be opened."""
-        if self.limits is None:
+        if self.is_private:
             self._is_known.wait()
         if self._about is None:
             raise RefusedRequestError(503, "the scorer is loading; retry later", RETRY)
@@ -156,14 +161,13 @@ class ScoringServer(ThreadingHTTPServer):
     def state(self) -> dict[str, Any]:
         """What the server does, for whoever watches it."""
         begun = self._begun
-        state: dict[str, Any] = {
+        return {
             "state": "ready" if begun is None else "scoring",
             "scoring_seconds": None if begun is None else time.monotonic() - begun,
             "queue": self._batches,
+            "held_bytes": self.limits.held_bytes,
+            "most_bytes": self.limits.most_bytes,
         }
-        if self.limits is not None:
-            state |= {"held_bytes": self.limits.held_bytes, "most_bytes": self.limits.most_bytes}
-        return state
 
     def submit(self, batch: Batch) -> Job:
         """Queue a batch, or refuse it if the server shuts down."""
@@ -174,26 +178,17 @@ class ScoringServer(ThreadingHTTPServer):
             self._jobs.put(job)
         return job
 
-    def enter(self) -> None:
-        """Count a batch."""
+    def count(self, batches: int = 0, size: int = 0) -> None:
+        """Count what requests hold, less what they give back. More than the server may hold is refused."""
         with self._lock:
-            self._batches += 1
-
-    def leave_with(self, size: int) -> None:
-        """Give back a batch and the bytes that it holds."""
-        with self._lock:
-            self._batches -= 1
-            self._held -= size
-
-    def hold(self, size: int) -> None:
-        """Count bytes, unless the server would hold too many."""
-        with self._lock:
-            self.require_room(size)
+            if size > 0:
+                self.require_room(size)
+            self._batches += batches
             self._held += size
 
     def require_room(self, size: int) -> None:
-        """Refuse a request that would exceed what the server holds."""
-        if self.limits is not None and self._held + size > self.limits.held_bytes:
+        """Refuse a request with so many bytes more, if the server would hold too many."""
+        if self._held + size > self.limits.held_bytes:
             raise RefusedRequestError(
                 503,
                 f"the queue is full ({self._batches - 1} batches, {self._held} of {self.limits.held_bytes} bytes); "
@@ -213,7 +208,7 @@ class ScoringServer(ThreadingHTTPServer):
         try:
             worker = open_worker()
         except Exception as error:
-            if self.limits is not None:
+            if not self.is_private:
                 raise
             self._about = error_message(error)  # the stage raises it
             self._is_known.set()
@@ -225,39 +220,30 @@ class ScoringServer(ThreadingHTTPServer):
 
     def _score(self, worker: Worker, job: Job) -> None:
         self._begun = start = time.monotonic()
-        try:
-            with self._limit(worker.name, job):
-                answer = scores_message(job.batch.id, worker.score(job.batch), worker.spec_hash)
-        except Exception as error:
-            self._begun = None  # first: the stage may end its worker as soon as it has the answer
-            job.end(error=error)
-            return
-        self._begun = None
-        job.end(answer)
-        seconds = time.monotonic() - start
-        _LOG.info("%d images in %.2f s, %d batches wait", len(job.batch.rows), seconds, self._jobs.qsize())
-
-    @contextlib.contextmanager
-    def _limit(self, name: str, job: Job) -> Iterator[None]:
-        """Limit of a call. A stage has its own limit for its worker."""
-        if self.limits is None:
-            yield
-            return
-        timer = threading.Timer(
-            self.limits.batch_seconds, self._give_up, (name, job, self.limits.batch_seconds)
-        )
+        timer = threading.Timer(self.limits.batch_seconds, self._give_up, (worker.name, job))
         timer.start()
+        answer: Mapping[str, Any] = {}
+        failure = None
         try:
-            yield
+            answer = scores_message(job.batch.id, worker.score(job.batch), worker.spec_hash)
+        except Exception as error:  # the client raises it
+            failure = error
         finally:
             timer.cancel()
+            self._begun = None  # first: the stage may end its worker as soon as it has the answer
+        job.end(answer, failure)
+        _LOG.info(
+            "%d images in %.2f s, %d batches wait",
+            len(job.batch.rows),
+            time.monotonic() - start,
+            self._jobs.qsize(),
+        )
 
-    @staticmethod
-    def _give_up(name: str, job: Job, seconds: float) -> None:
+    def _give_up(self, name: str, job: Job) -> None:
         """End the process: a call that hangs cannot be ended alone."""
         error = TransientError(
-            f"the scorer {name} gave no answer within {seconds:g} s (--batch-seconds) and still runs, so its server "
-            "ends; start it again"
+            f"the scorer {name} gave no answer within {self.limits.batch_seconds:g} s (--batch-seconds) and still "
+            "runs, so its server ends; start it again"
         )
         job.end(error=error)
         _LOG.error("a batch exceeded its time limit and still runs; the server ends")
