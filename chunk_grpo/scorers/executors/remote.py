@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -144,8 +145,10 @@ class Remote(ABC):
         while True:
             left = max(deadline - time.monotonic(), 0.001)
             timeout = httpx.Timeout(left, connect=min(left, _CONNECT_SECONDS))
+            # As a file: httpcore copies what is left of a body's part with each call of the system.
+            body = None if content is None else io.BytesIO(content)
             try:
-                response = client.request(method, path, content=content, timeout=timeout)
+                response = client.request(method, path, content=body, timeout=timeout)
             except httpx.TransportError as error:
                 raise self.no_answer(error, seconds) from error
             message, wait = self.read(response), response.headers.get("Retry-After")
