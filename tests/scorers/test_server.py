@@ -164,6 +164,14 @@ class TestRequests:
         assert httpx.get(f"{url}/").status_code == 404
         assert client(url).score(batch()).values.tolist() == expected(batch())
 
+    def test_a_refused_client_can_send_all_before_it_reads(self, url: str) -> None:
+        """Closing a connection with unread bytes would reset it, and take the answer away."""
+        host, port = url.removeprefix("http://").split(":")
+        head = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\n"
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(head + b" " * 9_000_000)
+            assert connection.recv(1000).startswith(b"HTTP/1.1 413")
+
     def test_incomplete_request_leaves_the_queue(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("chunk_grpo.scorers.workers.worker_protocol.requests._SILENT_SECONDS", 0.2)
         host, port = url.removeprefix("http://").split(":")
