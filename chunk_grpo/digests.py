@@ -102,6 +102,14 @@ class Digests:
         return str(known[1]) if known is not None and known[0] == _stat(path) else None
 
 
+def hub_commit(kind: str, repository: str, revision: str | None) -> str | None:
+    """The commit of a revision of "models" or "datasets" in the hub's cache; not downloaded, the revision itself."""
+    from huggingface_hub.constants import HF_HUB_CACHE  # here: only inputs of the hub need the package
+
+    reference = Path(HF_HUB_CACHE, f"{kind}--{repository.replace('/', '--')}", "refs", revision or "main")
+    return reference.read_text().strip() if reference.is_file() else revision
+
+
 def _require_untracked(path: Path) -> None:
     """Require that no file of `dvc add` tracks a missing path, or a folder above it."""
     for each in (path, *path.parents):

@@ -14,10 +14,10 @@ from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 
 from chunk_grpo.artifacts.io import write_text
+from chunk_grpo.artifacts.kept import forget_recorded as forget
 from chunk_grpo.artifacts.publishing import publish
 from chunk_grpo.artifacts.run_record import RunFacts
 from chunk_grpo.artifacts.storage import join
-from chunk_grpo.artifacts.unrecorded import forget_recorded as forget
 from chunk_grpo.errors import TransientError
 from chunk_grpo.orchestration.attempts import attempted, attempts_allowed
 from chunk_grpo.orchestration.cache_use import cache_of, remember_published

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from chunk_grpo.library.scoring import GROUP
 from chunk_grpo.prompts.image_folders import ImageFile
-from stages.score import GROUP
 
 
 class ImageFolder:

@@ -25,12 +25,14 @@ from rich.console import Console
 from rich.table import Table
 
 from chunk_grpo.artifacts import check_writable, output_file, write_csv
+from chunk_grpo.artifacts.kept import KeptScores
 from chunk_grpo.config import read_raw_params
 from chunk_grpo.config.load import parse_yaml, require_allowed, tuples
 from chunk_grpo.config.problems import Problem, schema_problems
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer
 from chunk_grpo.config.section import Name, Section
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, Stopped
+from chunk_grpo.library.scoring import kept_scores, score_rows
 from chunk_grpo.parallel import Workers
 from chunk_grpo.prompts import FieldNames
 from chunk_grpo.prompts.image_folders import INDEX, ImageFile, not_taken, read_image_folder, some_of
@@ -39,8 +41,6 @@ from chunk_grpo.scorers.running.placing import place_scorer
 from chunk_grpo.scorers.running.spec import spec_of
 from chunk_grpo.stopping import STOP
 from infra.image_folder import ImageFolder
-from stages._kept import KeptScores
-from stages.score import kept_scores, score_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -1,6 +1,7 @@
 """Entry point of every stage's process: arguments, parameters, signals, errors, the run manifest.
 
-A stage module has a frozen dataclass of its arguments, a function `main(params, arguments)`, and as its last lines
+A stage module has a frozen dataclass of its arguments, whose fields `reads`, `writes` and `value` make, a function
+`main(params, arguments)`, and as its last lines
 
     if __name__ == "__main__":
         sys.exit(run_stage(main, Arguments))
@@ -10,6 +11,7 @@ dvc.yaml runs `python -m stages.NAME --params artifacts/inputs/params.json --cod
 """
 
 import argparse
+import dataclasses
 import os
 import sys
 import typing
@@ -24,11 +26,11 @@ from rich.console import Console
 from chunk_grpo.artifacts import check_writable
 from chunk_grpo.artifacts.manifest import measured_run
 from chunk_grpo.artifacts.storage import is_remote
+from chunk_grpo.code import check_code
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.environment import RUN_MARKER
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, Stopped
 from chunk_grpo.stopping import STOP
-from stages._code import check_code
 
 _MEMORY = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Torch's variables for its memory on a GPU, the second of older releases."""
@@ -50,8 +52,8 @@ def run_stage(
 ) -> int:
     """Run one stage as a process: `main`, with the parameters and the arguments of the command line.
 
-    The fields of `arguments` are `str`, `int` or `tuple[str, ...]`, each with the metadata `help`. Each becomes an
-    option, required unless it has a default. `argv` is the command line; None: the process's.
+    The fields of `arguments` are `str` or `int`. Each becomes an option, required unless it has a default. `argv` is
+    the command line; None: the process's.
 
     Returns the exit code: 0 done, 2 bad configuration, 3 bad input or output, 75 worth another try (stopped, or a store
     did not answer). Other exceptions are bugs and propagate with their traceback.
@@ -63,19 +65,16 @@ def run_stage(
     except ChunkGrpoError as error:
         return report_error(error)
     writes = is_main_process()
-    parser = _parser(main, arguments)
-    options = vars(parser.parse_args(argv))
-    params, manifest, code = options.pop("params"), options.pop("manifest"), options.pop("code")
+    own, params, manifest, code = _parse(main, arguments, argv)
     try:
         if code and writes:
             check_code(code)
         measured = measured_run(Path(manifest).stem, manifest) if writes and manifest else nullcontext()
         with STOP.raised(), measured:
             parameters = load_params(params)
-            outputs = [options[field.name] for field in fields(arguments) if field.metadata.get("writes")]
-            for location in filter(None, (manifest, *outputs)) if writes else ():
+            for location in filter(None, (manifest, *_paths(own, "writes"))) if writes else ():
                 check_writable(location)
-            main(parameters, arguments(**options))
+            main(parameters, own)
     except (ChunkGrpoError, Stopped) as error:
         leave_group(has_failed=True)
         return report_error(error)
@@ -158,29 +157,43 @@ def report_error(error: ChunkGrpoError | Stopped) -> int:
 
 def parsed(main: Callable[..., None], arguments: type[Arguments]) -> tuple[Params, Arguments]:
     """The parameters and the arguments of the command line."""
-    options = vars(_parser(main, arguments).parse_args())
-    params = load_params(options.pop("params"))
-    del options["manifest"], options["code"]
-    return params, arguments(**options)
+    own, params, _, _ = _parse(main, arguments)
+    return load_params(params), own
 
 
 def parameter_file(main: Callable[..., None], arguments: type[Arguments]) -> Path:
     """The parameter file of the command line."""
-    return Path(vars(_parser(main, arguments).parse_args())["params"])
+    return Path(_parse(main, arguments)[1])
 
 
-def argument(help_text: str, *, reads: bool = False, writes: bool = False) -> dict[str, Any]:
-    """Return the `metadata` of a field of an arguments dataclass; `reads` and `writes` mark paths."""
-    return {"help": help_text, "reads": reads, "writes": writes}
+def value(help_text: str, default: Any = MISSING) -> Any:
+    """A field of an arguments dataclass: an option with this description."""
+    return dataclasses.field(default=default, metadata={"help": help_text})
+
+
+def reads(help_text: str, default: Any = MISSING) -> Any:
+    """A field with a path that the stage reads."""
+    return dataclasses.field(default=default, metadata={"help": help_text, "reads": True})
+
+
+def writes(help_text: str) -> Any:
+    """A field with a path that the stage writes; `run_stage` checks that it can be written."""
+    return dataclasses.field(metadata={"help": help_text, "writes": True})
 
 
 def inputs_of(arguments: _Dataclass) -> list[str]:
     """Paths that a stage reads and that are not in an object store."""
-    named = [getattr(arguments, field.name) for field in fields(arguments) if field.metadata["reads"]]
-    return [path for path in named if path and not is_remote(path)]
+    return [path for path in _paths(arguments, "reads") if path and not is_remote(path)]
 
 
-def _parser(main: Callable[..., None], arguments: type[Arguments]) -> argparse.ArgumentParser:
+def _paths(arguments: _Dataclass, kind: str) -> list[str]:
+    return [getattr(arguments, field.name) for field in fields(arguments) if field.metadata.get(kind)]
+
+
+def _parse(
+    main: Callable[..., None], arguments: type[Arguments], argv: Sequence[str] | None = None
+) -> tuple[Arguments, str, str | None, str | None]:
+    """The stage's arguments; parameter file, manifest, and record of the code."""
     module = sys.modules[main.__module__]
     parser = argparse.ArgumentParser(
         description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -194,22 +207,15 @@ def _parser(main: Callable[..., None], arguments: type[Arguments]) -> argparse.A
     )
     types = typing.get_type_hints(arguments)
     for field in fields(arguments):
-        required = field.default is MISSING
-        options: dict[str, Any] = {"required": required, "help": field.metadata["help"]}
-        if not required:
-            options["default"] = field.default
-        if types[field.name] == tuple[str, ...]:
-            options |= {"nargs": "+", "action": _Tuple}
-        elif types[field.name] in (str, int):
-            options["type"] = types[field.name]
-        else:
-            raise TypeError(f"{arguments.__name__}.{field.name}: must be str, int or tuple[str, ...]")
-        parser.add_argument(f"--{field.name.replace('_', '-')}", **options)
-    return parser
-
-
-class _Tuple(argparse.Action):
-    def __call__(
-        self, parser: object, namespace: argparse.Namespace, values: Any, option: object = None
-    ) -> None:
-        setattr(namespace, self.dest, tuple(values))
+        if (kind := types[field.name]) not in (str, int):
+            raise TypeError(f"{arguments.__name__}.{field.name}: must be str or int")
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=kind,
+            required=field.default is MISSING,
+            default=field.default,
+            help=field.metadata["help"],
+        )
+    options = vars(parser.parse_args(argv))
+    params, manifest, code = options.pop("params"), options.pop("manifest"), options.pop("code")
+    return arguments(**options), params, manifest, code

@@ -2,16 +2,17 @@
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from chunk_grpo.artifacts import join, output_dir, write_json
 from chunk_grpo.config import Params
 from chunk_grpo.digests import Digests
 from chunk_grpo.progress import Meter
+from chunk_grpo.recorded import require_unchanged
 from chunk_grpo.scorers.running.placing import place_scorer
+from chunk_grpo.scorers.running.recorded import scorer_records
 from chunk_grpo.scorers.running.spec import ScorerSpec, spec_of
-from stages._records import require_unchanged, scorer_records
-from stages._stage import argument, run_stage
+from stages._stage import reads, run_stage, writes
 
 IN_TRAINING = ("train",)
 """Replaces a scorer's splits in the specs for training: a change of its splits must not repeat training."""
@@ -19,13 +20,9 @@ IN_TRAINING = ("train",)
 
 @dataclass(frozen=True)
 class Arguments:
-    settings: str = field(
-        metadata=argument(
-            "JSON of stage inputs: each scorer's settings, and content of its code and files", reads=True
-        )
-    )
-    out: str = field(metadata=argument("folder for SCORER.json, one per scorer", writes=True))
-    training: str = field(metadata=argument("JSON: specs of the scorers used in training", writes=True))
+    settings: str = reads("JSON of stage inputs: each scorer's settings, and content of its code and files")
+    out: str = writes("folder for SCORER.json, one per scorer")
+    training: str = writes("JSON: specs of the scorers used in training")
 
 
 def check(params: Params) -> Iterator[ScorerSpec]:

@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chunk_grpo import environment
+from chunk_grpo.code import COPY, ROOT, code_digest
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, TransientError
 from chunk_grpo.stopping import stop_seconds
-from stages._code import COPY, ROOT
-from stages._launch.code import code_digest
 from stages._launch.machines import (
     Link,
     Machines,

@@ -4,11 +4,12 @@ For images that were made elsewhere, read them instead.
 """
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,19 +18,16 @@ from chunk_grpo.artifacts import input_dir, join, write_bytes, write_rows
 from chunk_grpo.config import Params
 from chunk_grpo.config.policies import ComparedImages
 from chunk_grpo.families.base import Family
-from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.families.weights.policy import local_policy
-from chunk_grpo.generation import GeneratedImage, GenerationSettings, batch_spans, generate
-from chunk_grpo.image_files import encode_png, image_grid
-from chunk_grpo.machines import send_files
-from chunk_grpo.parallel import Workers, exhaust
-from chunk_grpo.progress import Meter
-from stages._compared import recorded_policy
-from stages._given_images import given_images
-from stages._inputs import encoded_prompts, load_model
-from stages._launch.processes import run_processes
-from stages._stage import argument, inputs_of
-from stages._times import times_of
+from chunk_grpo.generation import GeneratedImage, GenerationSettings
+from chunk_grpo.image_files import decode_image, encode_png, image_grid
+from chunk_grpo.library.checkpoint import recorded_checkpoint, times_of
+from chunk_grpo.library.drawing import Tuned, drawn, given_images
+from chunk_grpo.library.stored_prompts import encoded_prompts
+from chunk_grpo.parallel import exhaust
+from chunk_grpo.recorded import recorded_policy
+from stages._launch.processes import joined, run_processes
+from stages._stage import reads, value, writes
 
 BASE_SEED = -1
 GRID_IMAGES, GRID_COLUMNS = 64, 8
@@ -37,20 +35,14 @@ GRID_IMAGES, GRID_COLUMNS = 64, 8
 
 @dataclass(frozen=True)
 class Arguments:
-    policy: str = field(metadata=argument("`base`, or the name of a variant or a compared policy"))
-    model: str = field(
-        metadata=argument("JSON of stage inputs: content of the base model's files", reads=True)
-    )
-    prompts: str = field(metadata=argument("prompts/1, Parquet", reads=True))
-    embeddings: str = field(metadata=argument("folder with embeddings/2 and its shards", reads=True))
-    out: str = field(metadata=argument("folder for images.parquet and grid.png", writes=True))
-    trained: str = field(
-        default="", metadata=argument("folder of the trained policy of a variant", reads=True)
-    )
-    saved: str = field(
-        default="", metadata=argument("JSON of stage inputs: a compared policy and its content", reads=True)
-    )
-    seed: int = field(default=BASE_SEED, metadata=argument("training seed of the policy of a variant"))
+    policy: str = value("`base`, or the name of a variant or a compared policy")
+    model: str = reads("JSON of stage inputs: content of the base model's files")
+    prompts: str = reads("prompts/1, Parquet")
+    embeddings: str = reads("folder with embeddings/2 and its shards")
+    out: str = writes("folder for images.parquet and grid.png")
+    trained: str = reads("folder of the trained policy of a variant", "")
+    saved: str = reads("JSON of stage inputs: a compared policy and its content", "")
+    seed: int = value("training seed of the policy of a variant", BASE_SEED)
 
 
 @contextmanager
@@ -62,10 +54,6 @@ def trained_policy(base: Family, trained: str) -> Iterator[Family]:
     ):
         yield tuned
         del tuned  # freed before the base model's network returns to the device
-
-
-Tuned = Callable[[Family], AbstractContextManager[Family]]
-"""Context of a policy that takes the place of the base model's network."""
 
 
 def tuned_of(params: Params, arguments: Arguments) -> Tuned | ComparedImages | None:
@@ -81,13 +69,16 @@ def tuned_of(params: Params, arguments: Arguments) -> Tuned | ComparedImages | N
     return lambda base: base.replaced_by(path)
 
 
-def image_row(policy: str, train_seed: int, image: GeneratedImage) -> dict[str, object]:
-    """Row of images/1."""
-    name = f"{policy}-{image.mode}-{train_seed}-{image.prompt_id}-{image.sample}.png"
+Row = dict[str, Any]
+"""Row of images/1."""
+
+
+def row_of(arguments: Arguments, image: GeneratedImage) -> Row:
+    name = f"{arguments.policy}-{image.mode}-{arguments.seed}-{image.prompt_id}-{image.sample}.png"
     return {
-        "policy": policy,
+        "policy": arguments.policy,
         "mode": image.mode,
-        "train_seed": train_seed,
+        "train_seed": arguments.seed,
         "prompt_id": image.prompt_id,
         "sample": image.sample,
         "seed": image.seed,
@@ -95,77 +86,34 @@ def image_row(policy: str, train_seed: int, image: GeneratedImage) -> dict[str, 
     }
 
 
-Drawn = tuple[dict[str, object], NDArray[np.uint8]]
-"""Row of images/1, and its picture."""
-
-
-def draw(
-    base: Family,
-    tuned: Tuned | None,
-    prompts: PromptSet,
-    params: Params,
-    arguments: Arguments,
-    workers: Workers,
-) -> Iterator[Drawn]:
-    """Draw all images; yield them in the main process."""
-    s = params.generate
-    settings = GenerationSettings(
-        times_of(s, lambda: base), s.base_steps, s.images_per_prompt, s.batch_size, s.seed
-    )
-    modes = 1 if tuned is None else 2
-    spans = batch_spans(prompts, settings)
-    own_images = sum(map(len, spans[workers.share[0] :: workers.share[1]]))
-    with Meter(f"drawing {arguments.policy}", modes * own_images) as meter:
-        context = None if tuned is None else partial(tuned, base)
-        own = generate(base, context, prompts, settings, meter.advance, workers.share)
-
-        def rows_of_next(_: range) -> list[Drawn]:
-            return [
-                (image_row(arguments.policy, arguments.seed, image), image.picture) for image in next(own)
-            ]
-
-        for rows in workers.in_order(spans, rows_of_next):
-            yield from rows
-
-
-def read(images: ComparedImages, prompts: PromptSet, params: Params, arguments: Arguments) -> Iterator[Drawn]:
-    """Read images that were made elsewhere."""
-    found = given_images(images, list(zip(prompts.ids, prompts.texts, strict=True)), params.generate)
-    with Meter(f"reading {arguments.policy}", len(prompts) * params.generate.images_per_prompt) as meter:
-        for image in found:
-            yield image_row(arguments.policy, arguments.seed, image), image.picture
-            meter.advance()
-
-
 def main(params: Params, arguments: Arguments) -> None:
     """Draw and store all images, and a grid of the first ones."""
-    workers = Workers()
-    send_files(inputs_of(arguments))
+    workers, s = joined(arguments), params.generate
     shown: list[NDArray[np.uint8]] = []
 
-    def rows(drawn: Iterator[Drawn]) -> Iterator[dict[str, object]]:
-        for row, picture in drawn:
+    def noted(rows: Iterator[Row]) -> Iterator[Row]:
+        for row in rows:
             if len(shown) < GRID_IMAGES and row["mode"] != "hybrid":
-                shown.append(picture)
+                shown.append(decode_image(row["image"]["bytes"], row["image"]["path"]))
             yield row
 
-    tuned = tuned_of(params, arguments)
-    with encoded_prompts(arguments.prompts, arguments.embeddings, params.generate) as stored:
+    tuned, made = tuned_of(params, arguments), partial(row_of, arguments)
+    with encoded_prompts(arguments.prompts, arguments.embeddings, s.cfg_scale) as stored:
         prompts = stored.require(stored.of())
         if isinstance(tuned, ComparedImages):
-            drawn = read(tuned, prompts, params, arguments) if workers.is_main else iter(())
+            rows: Iterator[Row] = map(made, given_images(tuned, prompts, s) if workers.is_main else ())
         else:
-            base = load_model(params, arguments.model, ("transformer", "vae"), params.generate)
-            drawn = draw(base, tuned, prompts, params, arguments, workers)
+            base = recorded_checkpoint(params.model, arguments.model, s).loaded("transformer", "vae")
+            times = times_of(s.num_steps, s.shift, lambda: base)
+            sizes = GenerationSettings(times, s.base_steps, s.images_per_prompt, s.batch_size, s.seed)
+            rows = drawn(base, tuned, prompts, sizes, made, workers, f"drawing {arguments.policy}")
         if workers.is_main:
-            write_rows(rows(drawn), join(arguments.out, "images.parquet"), "images")
+            write_rows(noted(rows), join(arguments.out, "images.parquet"), "images")
         else:
-            exhaust(drawn)
+            exhaust(rows)
     if workers.is_main:
-        if arguments.saved:
-            recorded_policy(
-                params, arguments.policy, arguments.saved
-            )  # again: it may have been edited meanwhile
+        if arguments.saved:  # again: it may have been edited meanwhile
+            recorded_policy(params, arguments.policy, arguments.saved)
         write_bytes(encode_png(image_grid(shown, GRID_COLUMNS)), join(arguments.out, "grid.png"))
 
 

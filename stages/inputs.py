@@ -8,20 +8,19 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from chunk_grpo.artifacts import output_dir, write_json
+from chunk_grpo.code import COPY, ROOT, code_records, copy_code, is_under_dvc
 from chunk_grpo.config import Params
 from chunk_grpo.config.forbidden import texts
 from chunk_grpo.digests import Digests
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.families.weights.records import policy_record
-from stages._checked_model import check_model
-from stages._code import COPY, ROOT, code_records, copy_code, is_under_dvc
-from stages._compared import compared_record
-from stages._records import model_record, prompt_records, scorer_records
-from stages._settings import training_settings
-from stages._stage import argument, run_stage
+from chunk_grpo.library.checked_model import check_model
+from chunk_grpo.prompts.recorded import prompt_records
+from chunk_grpo.recorded import compared_record, model_record, start_record, training_settings
+from chunk_grpo.scorers.running.recorded import scorer_records
+from stages._stage import run_stage, writes
 
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|KEY|AUTH_STRING)(_|$)")
 """Part of the names of environment variables that hold secrets."""
@@ -32,33 +31,16 @@ _SECRET_LENGTH = 8
 
 @dataclass(frozen=True)
 class Arguments:
-    settings: str = field(metadata=argument("JSON: params.yaml, as the other stages read it", writes=True))
-    codes: str = field(
-        metadata=argument("folder for STAGE.json: content of each stage's files of code", writes=True)
+    settings: str = writes("JSON: params.yaml, as the other stages read it")
+    codes: str = writes("folder for STAGE.json: content of each stage's files of code")
+    model: str = writes("JSON: content of the base model's files")
+    prompts: str = writes("JSON: content of the prompt files")
+    scorers: str = writes("JSON: settings of each scorer, and content of its code and files")
+    variants: str = writes(
+        "folder for VARIANT.json: settings of each variant's training, and content of the policy it starts from"
     )
-    model: str = field(metadata=argument("JSON: content of the base model's files", writes=True))
-    prompts: str = field(metadata=argument("JSON: content of the prompt files", writes=True))
-    scorers: str = field(
-        metadata=argument("JSON: settings of each scorer, and content of its code and files", writes=True)
-    )
-    variants: str = field(
-        metadata=argument(
-            "folder for VARIANT.json: settings of each variant's training, and content of the policy it starts from",
-            writes=True,
-        )
-    )
-    policies: str = field(
-        metadata=argument("folder for NAME.json: each compared policy, and content of its files", writes=True)
-    )
-    names: str = field(
-        metadata=argument("JSON: names in the order of params.yaml; DVC ignores that order", writes=True)
-    )
-
-
-def start_record(params: Params, digests: Digests) -> dict[str, str | None] | None:
-    """Content of the policy with which training starts; None for the base model."""
-    start = params.train.start_from
-    return None if start is None else policy_record(start, "train.start_from", digests)
+    policies: str = writes("folder for NAME.json: each compared policy, and content of its files")
+    names: str = writes("JSON: names in the order of params.yaml; DVC ignores that order")
 
 
 def name_records(params: Params) -> dict[str, list[str]]:
@@ -95,7 +77,7 @@ def main(params: Params, arguments: Arguments) -> None:
     """Write one record per kind of file."""
     require_no_secrets(params)
     digests = Digests()
-    model = model_record(params, digests)
+    model = model_record(params.model, digests)
     check_model(params, model)
     write_json(params.model_dump(mode="json"), arguments.settings)
     if is_under_dvc():  # elsewhere nobody edits the code: a run of a flow has a clone of its own

@@ -1,39 +1,31 @@
 """Measure the relative L1 distance of Eq. (15) at each step of the base model, under the SDE and the ODE."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from torch import Tensor
 
 from chunk_grpo.artifacts import table_from_rows, write_csv, write_table
 from chunk_grpo.config import Params
-from chunk_grpo.core.sde import step_noise
 from chunk_grpo.families.base import Family
 from chunk_grpo.families.prompts import PromptSet
-from chunk_grpo.library.profiles import curves
-from chunk_grpo.machines import send_files
+from chunk_grpo.library.checkpoint import recorded_checkpoint, times_of
+from chunk_grpo.library.profiles import profiled
+from chunk_grpo.library.stored_prompts import encoded_prompts
 from chunk_grpo.parallel import Workers
-from chunk_grpo.progress import Meter
-from stages._inputs import encoded_prompts, load_model
-from stages._launch.processes import run_processes
-from stages._stage import argument, inputs_of
-from stages._times import times_of
+from stages._launch.processes import joined, run_processes
+from stages._stage import reads, writes
 
 
 @dataclass(frozen=True)
 class Arguments:
-    model: str = field(
-        metadata=argument("JSON of stage inputs: content of the base model's files", reads=True)
-    )
-    prompts: str = field(metadata=argument("prompts/1, Parquet: the profile's prompts", reads=True))
-    embeddings: str = field(metadata=argument("folder with embeddings/2 and its shards", reads=True))
-    out: str = field(metadata=argument("l1_profile/1, Parquet", writes=True))
-    plot: str = field(
-        metadata=argument("mean curves, one column per sampler, CSV for `dvc plots`", writes=True)
-    )
+    model: str = reads("JSON of stage inputs: content of the base model's files")
+    prompts: str = reads("prompts/1, Parquet: the profile's prompts")
+    embeddings: str = reads("folder with embeddings/2 and its shards")
+    out: str = writes("l1_profile/1, Parquet")
+    plot: str = writes("mean curves, one column per sampler, CSV for `dvc plots`")
 
 
 Row = dict[str, str | int | float]
@@ -43,32 +35,22 @@ Row = dict[str, str | int | float]
 def profile_rows(family: Family, prompts: PromptSet, params: Params, workers: Workers) -> Iterator[Row]:
     """Rows of l1_profile/1, one per sampler, prompt, seed and step, in the main process."""
     sampling, settings = params.sampling, params.profile
-    times = times_of(sampling, lambda: family)
-    noise = step_noise(sampling.sde, times, sampling.eta)
-    jobs = [
-        (row, settings.seed + number) for row in range(len(prompts)) for number in range(settings.num_seeds)
-    ]
-    batches = [
-        jobs[first : first + settings.batch_size] for first in range(0, len(jobs), settings.batch_size)
-    ]
-
-    def measure(batch: Sequence[tuple[int, int]]) -> list[Row]:
-        rows = prompts.rows([row for row, _ in batch])
-        names = [(name, seed) for name, (_, seed) in zip(rows.ids, batch, strict=True)]
-        found = curves(family, rows, [seed for _, seed in batch], times, noise, with_ode=True)
-        return [row for kind, values in found.items() for row in _rows(kind, names, values, times.tolist())]
-
-    with Meter("profiling", len(jobs)) as meter:
-        for number, rows in enumerate(workers.in_order(batches, measure)):
-            yield from rows
-            meter.advance(len(batches[number]))
-
-
-def _rows(sampler: str, names: list[tuple[str, int]], values: Tensor, times: list[float]) -> Iterator[Row]:
-    for (prompt_id, seed), curve in zip(names, values.tolist(), strict=True):
-        for step, l1_rel in enumerate(curve):
-            place = {"step": step, "t": times[step], "t_next": times[step + 1]}
-            yield {"sampler": sampler, "prompt_id": prompt_id, "seed": seed, **place, "l1_rel": l1_rel}
+    times = times_of(sampling.num_steps, sampling.shift, lambda: family).tolist()
+    seeds = range(settings.seed, settings.seed + settings.num_seeds)
+    for curves in profiled(family, prompts, seeds, sampling, settings.batch_size, workers, with_ode=True):
+        for sampler, distances in curves.distances.items():
+            for prompt_id, seed, curve in zip(
+                curves.prompt_ids, curves.seeds, distances.tolist(), strict=True
+            ):
+                for step, l1_rel in enumerate(curve):
+                    place = {"step": step, "t": times[step], "t_next": times[step + 1]}
+                    yield {
+                        "sampler": sampler,
+                        "prompt_id": prompt_id,
+                        "seed": seed,
+                        **place,
+                        "l1_rel": l1_rel,
+                    }
 
 
 def mean_curves(table: pa.Table) -> pa.Table:
@@ -81,16 +63,14 @@ def mean_curves(table: pa.Table) -> pa.Table:
 
 def main(params: Params, arguments: Arguments) -> None:
     """Write the profile and its mean curves."""
-    workers = Workers()
-    send_files(inputs_of(arguments))
-    with encoded_prompts(arguments.prompts, arguments.embeddings, params.sampling) as stored:
+    workers = joined(arguments)
+    with encoded_prompts(arguments.prompts, arguments.embeddings, params.sampling.cfg_scale) as stored:
         prompts = stored.require(stored.of())
-        family = load_model(params, arguments.model, ("transformer",), params.sampling)
+        family = recorded_checkpoint(params.model, arguments.model, params.sampling).loaded("transformer")
         table = table_from_rows(profile_rows(family, prompts, params, workers), "l1_profile")
-    if not workers.is_main:
-        return
-    write_table(table, arguments.out, "l1_profile")
-    write_csv(mean_curves(table), arguments.plot)
+    if workers.is_main:
+        write_table(table, arguments.out, "l1_profile")
+        write_csv(mean_curves(table), arguments.plot)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,27 @@
 """Build the report: intervals, tables, plots and images of all policies, as HTML, as Markdown and as numbers."""
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from chunk_grpo.artifacts import output_dir
+from chunk_grpo.artifacts.kept import forget_recorded
 from chunk_grpo.artifacts.layout import Layout
-from chunk_grpo.artifacts.unrecorded import forget_recorded
 from chunk_grpo.config import Params
 from chunk_grpo.reporting.inputs import read_evidence, settings_from
 from chunk_grpo.reporting.page import build_report
-from stages._stage import argument, run_stage
+from stages._stage import reads, run_stage, writes
 
 
 @dataclass(frozen=True)
 class Arguments:
-    prompts: str = field(metadata=argument("prompts/1, Parquet"))
-    profile: str = field(metadata=argument("l1_profile/1, Parquet"))
-    chunks: str = field(metadata=argument("folder with PLAN.parquet"))
-    train: str = field(metadata=argument("folder with VARIANT/seed-N/metrics.parquet"))
-    images: str = field(metadata=argument("folder with POLICY/images.parquet"))
-    scores: str = field(metadata=argument("folder with POLICY/SCORER.parquet"))
-    runs: str = field(metadata=argument("folder with run manifests, STAGE.json"))
-    out: str = field(metadata=argument("folder for the report", writes=True))
+    prompts: str = reads("prompts/1, Parquet")
+    profile: str = reads("l1_profile/1, Parquet")
+    chunks: str = reads("folder with PLAN.parquet")
+    train: str = reads("folder with VARIANT/seed-N/metrics.parquet")
+    images: str = reads("folder with POLICY/images.parquet")
+    scores: str = reads("folder with POLICY/SCORER.parquet")
+    runs: str = reads("folder with run manifests, STAGE.json")
+    out: str = writes("folder for the report")
 
 
 def main(params: Params, arguments: Arguments) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
@@ -15,7 +15,7 @@ from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.scorers.running.placing import place_checked
 from chunk_grpo.scorers.running.spec import spec_from
 from chunk_grpo.scorers.trial import Sample, TrialTimes, spread, try_scorer
-from stages._stage import argument, run_stage
+from stages._stage import reads, run_stage, writes
 
 TRIED = {"trial": "done"}
 """Content of the output: always the same, so that a new trial repeats no stage that waits for it."""
@@ -29,49 +29,20 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Arguments:
-    specs: str = field(metadata=argument("folder with SCORER.json of stage check_scorers", reads=True))
-    training: str = field(metadata=argument("JSON: specs of the scorers used in training", reads=True))
-    prompts: str = field(metadata=argument("prompts/1, Parquet: splits train and eval", reads=True))
-    evaluation: str = field(metadata=argument("prompts/1, Parquet: all splits except train", reads=True))
-    out: str = field(metadata=argument("JSON: the same content after every trial", writes=True))
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A scorer after its trial."""
-
-    key: str
-    """Name of the scorer in params.yaml."""
-    times: TrialTimes
-    """Seconds of the trial."""
-    images: ScoredImages
-    """Images that the scorer judges in the run."""
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """Row of the table."""
-        times, images = self.times, self.images
-        one, whole = "", ""
-        if times.image is not None:
-            one, whole = f"{times.image:.3g} s", duration(times.loading + times.image * images.total)
-        return (
-            self.key,
-            duration(times.loading),
-            one,
-            f"{images.training:,}",
-            f"{images.evaluation:,}",
-            whole,
-        )
+    specs: str = reads("folder with SCORER.json of stage check_scorers")
+    training: str = reads("JSON: specs of the scorers used in training")
+    prompts: str = reads("prompts/1, Parquet: splits train and eval")
+    evaluation: str = reads("prompts/1, Parquet: all splits except train")
+    out: str = writes("JSON: the same content after every trial")
 
 
 def by_split(*tables: str) -> dict[str, list[Row]]:
     """Rows of prompts by split; a split of a later table replaces that of an earlier one."""
     found: dict[str, list[Row]] = {}
     for table in tables:
-        own: dict[str, list[Row]] = {}
-        for row in read_table(table, "prompts").to_pylist():
-            own.setdefault(row["split"], []).append(row)
-        found |= own
+        rows = read_table(table, "prompts").to_pylist()
+        for split in {row["split"] for row in rows}:
+            found[split] = [row for row in rows if row["split"] == split]
     return found
 
 
@@ -88,8 +59,11 @@ def samples_of(params: Params, splits: Sequence[str], prompts: Mapping[str, Sequ
     ]
 
 
-def trial(params: Params, arguments: Arguments) -> Iterator[Tried]:
-    """Try each scorer where it will run, on all of its splits and, if it is a reward, on train prompts."""
+def trial(params: Params, arguments: Arguments) -> Iterator[tuple[str, ...]]:
+    """Try each scorer where it will run, on all of its splits and, if it is a reward, on train prompts.
+
+    Yields rows of the table.
+    """
     prompts = by_split(arguments.prompts, arguments.evaluation)
     counts = {split: len(rows) for split, rows in prompts.items()}
     in_training = read_json(arguments.training)
@@ -107,17 +81,25 @@ def trial(params: Params, arguments: Arguments) -> Iterator[Tried]:
             finally:
                 scorer.close()
             meter.advance(1)
-            yield Tried(key, times, scored_images(params, key, counts))
+            yield key, *cells(times, scored_images(params, key, counts))
 
 
-def show(tried: Sequence[Tried]) -> None:
+def cells(times: TrialTimes, images: ScoredImages) -> tuple[str, ...]:
+    """Times of a trial, and the images that the scorer judges in the run."""
+    one, whole = "", ""
+    if times.image is not None:
+        one, whole = f"{times.image:.3g} s", duration(times.loading + times.image * images.total)
+    return duration(times.loading), one, f"{images.training:,}", f"{images.evaluation:,}", whole
+
+
+def show(rows: Sequence[tuple[str, ...]]) -> None:
     """Print the table."""
     table = Table(title="Trial of the scorers", title_justify="left")
     table.add_column("scorer", overflow="fold")
     for head in ("loading", "an image", "images in training", "in evaluation", "all of them"):
         table.add_column(head, justify="right")
-    for each in tried:
-        table.add_row(*each.cells)
+    for row in rows:
+        table.add_row(*row)
     console = Console(stderr=True)
     if not console.is_terminal:
         console.width = LOG_WIDTH

@@ -95,6 +95,10 @@ class Workspace:
         """Run a stage in this process, after recording anew what it compares with params.yaml and the user's files."""
         if stage in RECORDED and (code := self.run("inputs", **self.kept_records(stage))) != 0:
             return code
+        return self.run_as_recorded(stage, **changes)
+
+    def run_as_recorded(self, stage: str, **changes: str) -> int:
+        """Run a stage in this process."""
         module, options = self.options(stage, **changes)
         found = importlib.import_module(module)
         with pytest.MonkeyPatch.context() as patch:

@@ -39,16 +39,16 @@ FAMILY = DummyFamily
 '''
 STAGE = """
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from chunk_grpo.artifacts import write_text
 from chunk_grpo.config import Params
-from stages._stage import argument, run_stage
+from stages._stage import run_stage, writes
 
 
 @dataclass(frozen=True)
 class Arguments:
-    out: str = field(metadata=argument("text", writes=True))
+    out: str = writes("text")
 
 
 def main(params: Params, arguments: Arguments) -> None:

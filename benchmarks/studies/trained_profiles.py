@@ -19,10 +19,9 @@ from benchmarks.studies.finished_run import FinishedRun, finished_run, parser_of
 from benchmarks.tables import print_table, write_found
 from chunk_grpo.core.chunk_sampling import chunk_weights
 from chunk_grpo.core.chunking import guided_plan, listed_plan
-from chunk_grpo.core.sde import step_noise
 from chunk_grpo.families.base import Family
-from chunk_grpo.library.profiles import curves
-from chunk_grpo.progress import Meter
+from chunk_grpo.library.profiles import profiled
+from chunk_grpo.parallel import Workers
 from chunk_grpo.reporting.comparisons import interval_text, signed
 from chunk_grpo.reporting.statistics import crossed_interval
 
@@ -76,23 +75,21 @@ def main(options: Sequence[str] | None = None) -> int:
 
 def profiles(family: Family, run: FinishedRun, count: int) -> dict[str, NDArray[np.float64]]:
     """Sampler to relative L1 distances [prompts, steps], means over the profile's noise seeds."""
-    sampling, settings = run.params.sampling, run.params.profile
-    times = run.model.times(sampling.num_steps, sampling.shift)
-    noise = step_noise(sampling.sde, times, sampling.eta)
+    settings = run.params.profile
     seeds = range(settings.seed, settings.seed + settings.num_seeds)
-    jobs = [(row, seed) for row in range(min(count, len(run.prompts))) for seed in seeds]
-    found: dict[str, list[torch.Tensor]] = {name: [] for name in SAMPLERS}
-    with Meter("profiling", len(jobs)) as meter:
-        for first in range(0, len(jobs), settings.batch_size):
-            rows, of = zip(*jobs[first : first + settings.batch_size], strict=True)
-            for name, values in curves(
-                family, run.prompts.rows(rows), of, times, noise, with_ode=True
-            ).items():
-                found[name].append(values.double())
-            meter.advance(len(rows))
+    prompts = run.prompts.rows(range(min(count, len(run.prompts))))
+    batches = [
+        curves.distances
+        for curves in profiled(
+            family, prompts, seeds, run.params.sampling, settings.batch_size, Workers.alone(), with_ode=True
+        )
+    ]
     return {
-        name: torch.cat(values).unflatten(0, (-1, len(seeds))).mean(dim=1).cpu().numpy()
-        for name, values in found.items()
+        name: torch.cat([batch[name].double() for batch in batches])
+        .unflatten(0, (-1, len(seeds)))
+        .mean(dim=1)
+        .numpy()
+        for name in SAMPLERS
     }
 
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from chunk_grpo.families.prompts import PromptSet
-from chunk_grpo.generation import GenerationSettings, Mode, generate
+from chunk_grpo.generation import GenerationSettings, Mode
 from chunk_grpo.image_files import encode_png, image_grid
+from chunk_grpo.library.drawing import drawn
 from chunk_grpo.library.model import Model
+from chunk_grpo.library.scoring import scored
 from chunk_grpo.library.training import Policy, RewardFunction, scorer_of
-from chunk_grpo.progress import Meter
+from chunk_grpo.parallel import Workers
 from chunk_grpo.reporting.statistics import Interval, crossed_interval
-from chunk_grpo.scorers.base import ScoreBatch, check_scores
+from chunk_grpo.scorers.base import ScoreBatch
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,9 @@ def sample(
     )
     wanted: Mode = "base" if policy is None else "hybrid" if base_steps else "tuned"
     folder = policy.folder if isinstance(policy, Policy) else policy
-    tuned = None if folder is None else partial(model.base.replaced_by, Path(folder))
-    found: list[NDArray[np.uint8]] = []
-    modes = 1 if tuned is None else 2
-    with Meter("drawing", modes * len(prompts) * images_per_prompt) as meter, torch.no_grad():
-        for batch in generate(model.base, tuned, prompts, settings, meter.advance):
-            found += [image.picture for image in batch if image.mode == wanted]
+    tuned = None if folder is None else (lambda base: base.replaced_by(Path(folder)))
+    images = drawn(model.base, tuned, prompts, settings, lambda image: image, Workers.alone())
+    found = [image.picture for image in images if image.mode == wanted]
     pictures = np.stack(found)
     return Images(pictures.reshape(len(prompts), images_per_prompt, *pictures.shape[1:]), prompts)
 
@@ -90,13 +87,13 @@ def score(images: Images, reward: RewardFunction, batch_size: int = 64) -> NDArr
     Raises:
         ConfigError: The function takes other arguments.
         DataError: A score is missing or not finite.
+        TransientError: The reward does not answer.
     """
     count = images.pictures.shape[1]
     rows = images.prompts.repeated(count)
     flat = images.pictures.reshape(-1, *images.pictures.shape[2:])
     batch = ScoreBatch(flat, rows.texts, rows.metadata, rows.groups())
-    scorer = scorer_of("reward", reward, batch_size)
-    values: NDArray[np.float64] = check_scores("reward", scorer.score(batch), batch.prompts).values
+    values = scored("reward", scorer_of("reward", reward, batch_size), batch).values
     return values.reshape(-1, count)
 
 

@@ -9,24 +9,19 @@ import torch
 from torch import Tensor
 
 from chunk_grpo.config.models import ModelParams, SamplingParams
-from chunk_grpo.core.flow import time_grid
-from chunk_grpo.core.sde import step_noise
-from chunk_grpo.families.base import Conditioning, Family, Part, release_memory
-from chunk_grpo.families.options import options_of
+from chunk_grpo.families.base import Conditioning, Family, release_memory
 from chunk_grpo.families.prompts import PromptSet
-from chunk_grpo.families.registry import load_family
-from chunk_grpo.library.profiles import curves
+from chunk_grpo.library.checkpoint import Checkpoint, times_of
+from chunk_grpo.library.encoding import encoded
+from chunk_grpo.library.profiles import profiled
 from chunk_grpo.library.settings import checked
-from chunk_grpo.progress import Meter
+from chunk_grpo.parallel import Workers
 
 
-class Model:
+class Model(Checkpoint):
     """A pipeline's checkpoint. `load` makes it."""
 
-    def __init__(self, settings: ModelParams, cfg_scale: float) -> None:
-        """Load nothing yet."""
-        self.settings, self.cfg_scale = settings, cfg_scale
-        self._base: Family | None = None
+    _base: Family | None = None
 
     @property
     def base(self) -> Family:
@@ -34,16 +29,6 @@ class Model:
         if self._base is None:
             self._base = self.loaded("transformer", "vae")
         return self._base
-
-    def loaded(self, *parts: Part) -> Family:
-        """Parts of the checkpoint, loaded anew.
-
-        Raises:
-            DataError: The checkpoint is missing, broken or of another family.
-        """
-        return load_family(
-            self.settings.family, options_of(self.settings, self.cfg_scale, self.settings), parts
-        )
 
     def release(self) -> None:
         """Free the base model; the next use loads it again."""
@@ -75,12 +60,7 @@ class Model:
             raise ValueError(f"needs prompts and a record for each, got {len(texts)} and {len(records)}")
         self.release()
         family = self.loaded("text")
-        parts: list[Mapping[str, Tensor]] = []
-        with Meter("encoding prompts", len(texts)) as meter:
-            for first in range(0, len(texts), batch_size):
-                batch = texts[first : first + batch_size]
-                parts.append(family.encode(batch).to("cpu").tensors)
-                meter.advance(len(batch))
+        parts = list(encoded(family, texts, batch_size, Workers.alone()))
         is_guided = self.cfg_scale != 1
         negative = family.encode([self.settings.negative_prompt]).to("cpu").tensors if is_guided else None
         del family
@@ -105,7 +85,7 @@ class Model:
 
     def times(self, num_steps: int, shift: float | None) -> Tensor:
         """Noise levels [S + 1] of a time grid; without a shift that of diffusers' pipeline."""
-        return self.base.pipeline_times(num_steps) if shift is None else time_grid(num_steps, shift)
+        return times_of(num_steps, shift, lambda: self.base)
 
     def profile(
         self, prompts: PromptSet, sampling: SamplingParams, seeds: int = 2, batch_size: int = 8
@@ -124,18 +104,11 @@ class Model:
         Raises:
             DataError: A latent is not finite.
         """
-        times = self.times(sampling.num_steps, sampling.shift)
-        noise = step_noise(sampling.sde, times, sampling.eta)
-        jobs = [(row, seed) for row in range(len(prompts)) for seed in range(seeds)]
-        found = []
-        with Meter("profiling", len(jobs)) as meter, torch.no_grad():
-            for first in range(0, len(jobs), batch_size):
-                batch = jobs[first : first + batch_size]
-                rows = prompts.rows([row for row, _ in batch])
-                seeds_of = [seed for _, seed in batch]
-                found.append(curves(self.base, rows, seeds_of, times, noise, with_ode=False)["sde"])
-                meter.advance(len(batch))
-        mean: list[float] = torch.cat(found).mean(dim=0)[: sampling.num_sde_steps].tolist()
+        curves = profiled(
+            self.base, prompts, range(seeds), sampling, batch_size, Workers.alone(), with_ode=False
+        )
+        found = torch.cat([each.distances["sde"] for each in curves])
+        mean: list[float] = found.mean(dim=0)[: sampling.num_sde_steps].tolist()
         return mean
 
 

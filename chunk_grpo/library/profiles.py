@@ -2,41 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
+from chunk_grpo.config.models import SamplingParams
 from chunk_grpo.core.dynamics import relative_l1
 from chunk_grpo.core.rollout import rollout_ode, rollout_sde, sample_noise
-from chunk_grpo.core.sde import Sampler
+from chunk_grpo.core.sde import Sampler, step_noise
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.base import Family, velocity_function
 from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.library.checkpoint import times_of
+from chunk_grpo.parallel import Workers
+from chunk_grpo.progress import Meter
 from chunk_grpo.seeding import generator
 
 
-def curves(
+@dataclass(frozen=True)
+class Curves:
+    """Relative L1 distances of B trajectories."""
+
+    prompt_ids: Sequence[str]
+    """Prompt of each trajectory."""
+    seeds: Sequence[int]
+    """Noise seed of each trajectory."""
+    distances: Mapping[str, Tensor]
+    """Distances [B, S] under the SDE ("sde") and, if wanted, the ODE ("ode"), on the CPU."""
+
+
+def profiled(
+    family: Family,
+    prompts: PromptSet,
+    seeds: range,
+    sampling: SamplingParams,
+    batch_size: int,
+    workers: Workers,
+    *,
+    with_ode: bool,
+) -> Iterator[Curves]:
+    """Measure the distances of each prompt with each seed, batch by batch; yield them in the main process.
+
+    The prompt's id and the seed determine the noise. A latent that is not finite is a DataError, which names the prompt
+    and the step.
+    """
+    times = times_of(sampling.num_steps, sampling.shift, lambda: family)
+    noise = step_noise(sampling.sde, times, sampling.eta)
+    jobs = [(row, seed) for row in range(len(prompts)) for seed in seeds]
+    batches = [jobs[first : first + batch_size] for first in range(0, len(jobs), batch_size)]
+
+    def measure(batch: Sequence[tuple[int, int]]) -> Curves:
+        rows, own = prompts.rows([row for row, _ in batch]), [seed for _, seed in batch]
+        return Curves(rows.ids, own, _distances(family, rows, own, times, noise, with_ode))
+
+    with Meter("profiling", len(jobs)) as meter:
+        for found in workers.in_order(batches, measure):
+            yield found
+            meter.advance(len(found.seeds))
+
+
+def _distances(
     family: Family,
     prompts: PromptSet,
     seeds: Sequence[int],
     times: Tensor,
     noise: tuple[Tensor, Sampler],
-    *,
     with_ode: bool,
 ) -> dict[str, Tensor]:
-    """Relative L1 distances of B trajectories, [B, S], under the SDE ("sde") and, if wanted, the ODE ("ode").
-
-    Args:
-        family: Base model with the part "transformer".
-        prompts: Prompt of each trajectory, B rows.
-        seeds: Noise seed of each trajectory. With the prompt's id it determines the noise.
-        times: Noise levels [S + 1].
-        noise: Noise strength of each noisy step [S - 1], and the sampler of these steps.
-        with_ode: Whether the ODE is run too.
-
-    Raises:
-        DataError: A latent is not finite; the message names the prompt and the step.
-    """
     names = list(zip(prompts.ids, seeds, strict=True))
     start = sample_noise((len(names), *family.latent_shape), [generator("profile", *n) for n in names])
     start = start.to(family.device)
@@ -48,7 +81,7 @@ def curves(
         runs["ode"] = rollout_ode(lambda step: velocity, start, times)
     for kind, states in runs.items():
         _require_finite(kind, states, prompts)
-    return {kind: relative_l1(states) for kind, states in runs.items()}
+    return {kind: relative_l1(states).cpu() for kind, states in runs.items()}
 
 
 def _require_finite(sampler: str, states: Tensor, prompts: PromptSet) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,15 +24,14 @@ from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.families.weights.policy import local_policy
 from chunk_grpo.families.weights.records import checkpoint_record
 from chunk_grpo.library.model import Model
+from chunk_grpo.library.runs import moving_settings, resume_key, trained, training_data
 from chunk_grpo.library.settings import METHOD, MethodSettings, checked, require_rules
 from chunk_grpo.scorers.base import Scorer
-from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.scorers.running.external import External
 from chunk_grpo.training.method import make_method
 from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.plans import build_plan
-from chunk_grpo.training.run import RunPaths, TrainingData
-from chunk_grpo.training.trainer import Trainer
+from chunk_grpo.training.run import RunPaths
 
 REWARD = "reward"
 """Name of the training reward in the metrics."""
@@ -115,8 +112,9 @@ def train(
 ) -> Policy:
     """Train a policy from the model, which stays as it is.
 
-    A training that was interrupted goes on from its last checkpoint in `folder` when the same call is made again. With
-    other arguments, other files of the model, or another source of the reward, the folder is refused.
+    A training that was interrupted goes on from its last checkpoint in `folder` when the same call is made again, and a
+    finished one with more `iterations`. With other arguments, files of the model, source of the reward or version of
+    this package the folder is refused.
 
     Args:
         model: The base model.
@@ -165,29 +163,27 @@ def train(
         name: scorer_of(name, each, train.micro_batch_size)
         for name, each in {REWARD: reward, **watched}.items()
     }
-
-    def rewards(names: Sequence[str]) -> Reward:
-        return Reward(scorers, dict.fromkeys(names, 1.0), train.reward_attempts, train.reward_wait)
-
     place = Path(folder)
-    data = TrainingData(prompts, held_out, rewards([REWARD]), rewards(list(watched)) if watched else None)
     times = model.times(sampling.num_steps, sampling.shift)
     plan = build_plan(method.plan, profile)
     chosen = make_method(
         method.variant, method.plan, sampling, train, plan, chunk_weights(profile, plan), times
     )
     start = None if train.start_from is None else local_policy(train.start_from, "start_from")
-    files = _contents(model, start, Digests(place / "checkpoints" / "digests.json"))
-    identity = _identity(
-        [model.settings, sampling, method.variant, method.chunks, train],
-        [files, list(profile), *([each.ids, each.texts, each.metadata] for each in (prompts, held_out))],
-        [reward, *watched.values()],
+    sections = [model.settings, sampling, method.variant, method.chunks]
+    key = resume_key(
+        [
+            [each.model_dump(mode="json") for each in sections],
+            [moving_settings(train, method.variant), seed],
+            [_contents(model, start, Digests(place / "checkpoints" / "digests.json")), list(profile)],
+            [[each.ids, each.texts, each.metadata] for each in (prompts, held_out)],
+            [_source(each) for each in (reward, *watched.values())],
+        ]
     )
-    paths = RunPaths(place / "checkpoints", identity, place / "logs", "policy", start=start)
+    paths = RunPaths(place / "checkpoints", key, place / "logs", "policy", start=start)
+    data = training_data(prompts, held_out, scorers, {REWARD: 1.0}, train)
     model.release()
-    trainer = Trainer(model.loaded("transformer", "vae"), data, chosen, train, seed, paths)
-    metrics = trainer.run(lambda: False)
-    trainer.save_policies(place)
+    metrics = trained(model, data, chosen, train, seed, paths, place)
     record = TrainingRecord(
         model=model.settings,
         sampling=sampling,
@@ -198,7 +194,6 @@ def train(
         num_prompts=len(prompts),
     )
     write_json(record.model_dump(mode="json"), str(place / "training.json"))
-    del trainer
     release_memory()
     return Policy(place / "transformer", metrics)
 
@@ -231,13 +226,9 @@ def _contents(model: Model, start: Path | None, digests: Digests) -> list[Any]:
     return found
 
 
-def _identity(sections: Sequence[Any], values: Sequence[Any], functions: Sequence[RewardFunction]) -> str:
-    """Digest of a training's arguments."""
-    codes = []
-    for function in functions:
-        try:
-            codes.append(inspect.getsource(function))
-        except (OSError, TypeError):  # made by exec, or written in C
-            codes.append(function.__qualname__)
-    content = [[each.model_dump(mode="json") for each in sections], values, codes]
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
+def _source(function: RewardFunction) -> str:
+    """Code of a reward."""
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):  # made by exec, or written in C
+        return function.__qualname__

@@ -17,12 +17,15 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from chunk_grpo import environment
+from chunk_grpo.code import code_digest
 from chunk_grpo.config import Params
 from chunk_grpo.errors import ChunkGrpoError, ConfigError
+from chunk_grpo.machines import send_files
+from chunk_grpo.parallel import Workers
 from chunk_grpo.stopping import stop_seconds
-from stages._launch.code import code_digest
 from stages._launch.group import Group
 from stages._launch.machines import (
     Link,
@@ -33,7 +36,7 @@ from stages._launch.machines import (
     is_stage,
     machines_of_environment,
 )
-from stages._stage import Arguments, mark_as_run, parameter_file, parsed, report_error, run_stage
+from stages._stage import Arguments, inputs_of, mark_as_run, parameter_file, parsed, report_error, run_stage
 
 
 def run_processes(
@@ -83,6 +86,13 @@ def run_processes(
     outcome, _ = launch(command, Share(count, machines, port, link), seconds, on_cpu=gpus == 0)
     sys.stderr.write(outcome.account)
     return outcome.code
+
+
+def joined(arguments: Any) -> Workers:
+    """Join the other processes of the stage; what it reads is then on all machines."""
+    workers = Workers()
+    send_files(inputs_of(arguments))
+    return workers
 
 
 @dataclass(frozen=True)

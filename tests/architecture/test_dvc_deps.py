@@ -14,8 +14,8 @@ import grimp
 import pytest
 from ruamel.yaml import YAML
 
+from chunk_grpo.code import BY_NAME, code_records
 from chunk_grpo.config import Params
-from stages._code import BY_NAME, code_records
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("chunk_grpo", "stages")
@@ -65,8 +65,8 @@ def covers(dep: str, file: str) -> bool:
 
 
 RECORDS = code_records(ROOT)
-TYPES_ALONE = "chunk_grpo/families/"
-"""Modules of this package that others import for their types alone are part of the record too."""
+TYPES_ALONE = ("chunk_grpo/families/", "chunk_grpo/weights.py")
+"""Modules of families that others import for their types alone, and what these import, are part of the record too."""
 
 
 @pytest.mark.parametrize("stage", CACHED)

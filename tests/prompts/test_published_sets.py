@@ -14,7 +14,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from chunk_grpo.config.prompts import PromptsParams
-from stages._prompts import Split, splits_of
+from chunk_grpo.prompts.splits import Split, splits_of
 
 pytestmark = pytest.mark.network
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from chunk_grpo.artifacts import write_rows
 from chunk_grpo.artifacts.embeddings import open_embeddings, write_embeddings
 from chunk_grpo.families.prompts import StoredConditioning
+from chunk_grpo.library.scoring import ImageTables
 from chunk_grpo.reporting.gallery import first_images
-from stages.score import Images
 
 BATCH = 8
 PICTURE_BYTES = 1_500_000
@@ -52,7 +52,7 @@ def main(count: int, folder: Path) -> None:
     path = str(folder / "images.parquet")
     write_rows(images(count), path, "images", row_group_bytes=2**24)
     assert first_images("base", path, ["p3", "p1"]).table["seed"].to_pylist() == [1, 3]
-    assert sum(1 for _ in Images([path], [name for name, _ in prompts]).records()) == count
+    assert sum(1 for _ in ImageTables([path], [name for name, _ in prompts]).records()) == count
     status = Path("/proc/self/status").read_text().splitlines()
     print(next(line.split()[1] for line in status if line.startswith("VmHWM")))  # noqa: T201
 

@@ -1,6 +1,13 @@
 """A scorer of a user's that fails in a chosen way, written into a workspace and scored there by its stage."""
 
+import io
+import logging
+import sys
+import traceback
+from contextlib import redirect_stderr
 from typing import Any
+
+import pytest
 
 from chunk_grpo.artifacts import read_table
 from tests.conftest import Workspace
@@ -54,10 +61,28 @@ def add_judge(workspace: Workspace, batch_size: int = 2, code: str = CODE, **set
     check(workspace)
 
 
+def ended(workspace: Workspace, stage: str, **changes: str) -> tuple[int, str]:
+    """Exit code and words of a stage that imports the workspace's modules anew, in this process."""
+    said = io.StringIO()
+    log = logging.StreamHandler(said)
+    with pytest.MonkeyPatch.context() as patch, redirect_stderr(said):
+        patch.syspath_prepend(workspace.root)
+        patch.setattr(sys, "dont_write_bytecode", True)
+        sys.modules.pop("own_rewards", None)
+        logging.getLogger().addHandler(log)
+        try:
+            code = workspace.run(stage, **changes)
+        except Exception:
+            traceback.print_exc()
+            code = 1
+        finally:
+            logging.getLogger().removeHandler(log)
+    return code, said.getvalue()
+
+
 def check(workspace: Workspace) -> None:
-    process = workspace.process("check_scorers")
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
+    code, errors = ended(workspace, "check_scorers")
+    assert code == 0, errors
 
 
 def limit(workspace: Workspace, seconds: float) -> None:
@@ -81,14 +106,9 @@ OUT = "artifacts/scores/base/own.parquet"
 OWN = {"spec": "artifacts/specs/scorers/own.json", "out": OUT}
 
 
-def score(workspace: Workspace, seconds: float = 120) -> tuple[int, str]:
-    """Exit code and words of the stage score_base, as a process."""
-    process = workspace.process("score_base", **OWN)
-    try:
-        _, errors = process.communicate(timeout=seconds)
-    finally:
-        process.kill()
-    return process.returncode, errors
+def score(workspace: Workspace) -> tuple[int, str]:
+    """Exit code and words of the stage score_base."""
+    return ended(workspace, "score_base", **OWN)
 
 
 def scores(workspace: Workspace) -> list[dict[str, Any]]:

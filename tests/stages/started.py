@@ -14,19 +14,19 @@ STAGE = '''"""A stage for tests."""
 import os, sys, time
 from chunk_grpo.stopping import STOP, begin
 begin()
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from chunk_grpo.artifacts import read_table
 from chunk_grpo.errors import DataError, TransientError
 from stages._launch.group import FAIL_SECONDS
 from stages._launch.processes import run_processes
-from stages._stage import argument
+from stages._stage import value, writes
 
 @dataclass(frozen=True)
 class Arguments:
-    work: str = field(metadata=argument("what to do"))
-    out: str = field(metadata=argument("where each process leaves a file", writes=True))
-    tables: tuple[str, ...] = field(default=(), metadata=argument("tables to read"))
+    work: str = value("what to do")
+    out: str = writes("where each process leaves a file")
+    table: str = value("table to read", "")
 
 def main(params, arguments):
     rank, work = os.environ.get("RANK", "0"), arguments.work
@@ -34,8 +34,7 @@ def main(params, arguments):
     mine = Path(arguments.out, rank)
     mine.write_text(" ".join([params.composed_from, *(os.environ.get(name, "") for name in variables)]))
     if work == "read":
-        for table in arguments.tables:
-            read_table(table, "prompts")
+        read_table(arguments.table, "prompts")
     if work == "fail":
         raise TransientError("all of us")
     if work == "the second fails" and rank == "1":

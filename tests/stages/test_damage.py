@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import stages.train
 from chunk_grpo.artifacts import read_table
 from tests.conftest import VARIANT, Workspace
 
@@ -52,10 +51,10 @@ def test_a_place_that_training_cannot_write_to_is_found_before_work(
 ) -> None:
     """A file where a folder should be: no user, not even root, can write below it."""
 
-    def load_model(*_: object) -> NoReturn:
+    def load_family(*_: object) -> NoReturn:
         raise AssertionError("the model was to be loaded before this was found")
 
-    monkeypatch.setattr(stages.train, "load_model", load_model)
+    monkeypatch.setattr("chunk_grpo.library.checkpoint.load_family", load_family)
     shutil.rmtree(workspace.root / place, ignore_errors=True)
     (workspace.root / place).write_text("mine")
     assert refused(workspace, "train", capsys) == f"{place}/{VARIANT}: cannot write: Not a directory."

@@ -7,19 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import save
 
-from chunk_grpo.artifacts import read_table, write_table
-from chunk_grpo.artifacts.embeddings import open_embeddings
+from chunk_grpo.code import copy_code
 from chunk_grpo.config import load_params
 from chunk_grpo.environment import CHECKPOINTS
 from chunk_grpo.errors import DataError
+from chunk_grpo.library.stored_prompts import encoded_prompts, first
+from chunk_grpo.recorded import require_training
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.training.journal import FILE, read_journal
 from chunk_grpo.training.run import TrainingData
-from stages._code import copy_code
-from stages._inputs import encoded_prompts, first
-from stages.train import Arguments, check_settings, checkpoint_key, read_training_data
+from stages.train import Arguments, checkpoint_key, read_training_data
 from tests.conftest import VARIANT, Workspace
 
 
@@ -41,14 +39,14 @@ def test_a_checkpoint_belongs_to_a_variant_to_the_code_and_to_the_base_policy(
     code, model = tmp_path / "code", workspace.root / "model"
     copy_code(code)
     shutil.copytree(load_params(workspace.root / "params.yaml").model.checkpoint, model)
-    monkeypatch.setattr("stages._launch.code.ROOT", code)
+    monkeypatch.setattr("chunk_grpo.code.ROOT", code)
     workspace.edit(lambda raw: raw["model"].update(checkpoint=str(model)))
     workspace.edit(lambda raw: raw["variants"].update(twin=raw["variants"][VARIANT]))
     params, arguments = load_params(workspace.root / "params.yaml"), train_arguments(workspace)
 
     def key(**changes: Any) -> str:
         assert workspace.run("inputs") == 0
-        with encoded_prompts(arguments.prompts, arguments.embeddings, params.sampling) as stored:
+        with encoded_prompts(arguments.prompts, arguments.embeddings, params.sampling.cfg_scale) as stored:
             data = read_training_data(params, arguments, stored)
             return checkpoint_key(params, replace(arguments, **changes), data)
 
@@ -111,7 +109,7 @@ def test_training_starts_from_a_policy_of_another_run(workspace: Workspace, tmp_
     shutil.copytree(workspace.artifacts / "train" / VARIANT / "seed-0", policy, dirs_exist_ok=True)
     with pytest.raises(DataError, match=r"train\.start_from: the files of .* differ from those recorded"):
         params, arguments = load_params(workspace.root / "params.yaml"), train_arguments(workspace)
-        check_settings(params, arguments)
+        require_training(params, arguments.variant, arguments.settings)
     assert workspace.run("inputs") == 0
     assert key_of(workspace) != name
 
@@ -119,7 +117,7 @@ def test_training_starts_from_a_policy_of_another_run(workspace: Workspace, tmp_
 def key_of(workspace: Workspace) -> str:
     """Name of the computation, without scorers."""
     params, arguments = load_params(workspace.root / "params.yaml"), train_arguments(workspace)
-    with encoded_prompts(arguments.prompts, arguments.embeddings, params.sampling) as stored:
+    with encoded_prompts(arguments.prompts, arguments.embeddings, params.sampling.cfg_scale) as stored:
         heldout = stored.require(first(stored.of("eval"), 2))
         return checkpoint_key(params, arguments, TrainingData(stored.of("train"), heldout, Reward({}, {})))
 
@@ -158,23 +156,6 @@ def test_key_includes_iterations_if_states_depend_on_them(
     assert key_of(workspace) == before
     workspace.edit(lambda raw: raw["train"].update(iterations=9))
     assert key_of(workspace) != before
-
-
-def test_a_text_has_the_same_embedding_whichever_others_are_encoded(workspace: Workspace) -> None:
-    """The batches of smoke are not full."""
-    path = workspace.artifacts / "prompts/evaluation.parquet"
-    prompts = read_table(path, "prompts")
-
-    def tensors() -> dict[tuple[str, str], bytes]:
-        assert workspace.run("encode_prompts@evaluation") == 0
-        with open_embeddings(str(workspace.artifacts / "embeddings/evaluation")) as found:
-            return {key: save(found.read([row])) for key, row in found.row_of.items()}
-
-    every = tensors()
-    write_table(prompts.slice(3), str(path), "prompts")
-    some = tensors()
-    assert 0 < len(some) < len(every)
-    assert some.items() <= every.items()
 
 
 def test_copies_of_the_kept_state_serve_a_machine_without_it(

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from chunk_grpo.code import code_digest
 from chunk_grpo.environment import MACHINE, MACHINES, MACHINES_KEY, MASTER_ADDRESS, MASTER_PORT
 from chunk_grpo.errors import ConfigError
-from stages._launch.code import code_digest
 from stages._launch.group import FAIL_SECONDS
 from stages._launch.machines import LOST_SECONDS, Machines, Ticket, machines_of_environment
 from stages.follow import refusal_of

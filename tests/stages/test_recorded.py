@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chunk_grpo.artifacts.unrecorded import forget_recorded
+from chunk_grpo.artifacts.kept import forget_recorded
 from chunk_grpo.environment import CHECKPOINTS
 from chunk_grpo.training.copies import remove_copies
 from tests.conftest import SCORER, VARIANT, Workspace
@@ -98,7 +98,7 @@ def test_scores_that_dvc_has_not_recorded_are_not_asked_for_again(
     def asked(*_: object) -> None:
         raise AssertionError("scored again")
 
-    monkeypatch.setattr("stages.score.rows_of_batch", asked)
+    monkeypatch.setattr("chunk_grpo.library.scoring.rows_of_batch", asked)
     assert workspace.run("score") == 0
     assert table.read_bytes() == whole
     record(workspace, table)

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
+from chunk_grpo.code import COPY, code_digest, copy_code
 from chunk_grpo.environment import MACHINES_KEY
 from chunk_grpo.errors import ConfigError
 from stages import follow, report
-from stages._code import COPY, copy_code
-from stages._launch.code import code_digest
 from stages._launch.machines import Link, Machines, Outcome, Ticket, _store_here, call, is_stage
 from stages._launch.processes import run_processes
 from stages._launch.signed import SignedStore, UnsignedError, machines_key

@@ -3,7 +3,7 @@
 import os
 import re
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from torch import distributed
 from chunk_grpo.artifacts import read_manifest
 from chunk_grpo.config import Params
 from chunk_grpo.errors import DataError
-from stages._stage import argument, let_memory_grow, run_stage
+from stages._stage import let_memory_grow, run_stage, value
 from tests.conftest import ROOT
 from tests.stages.started import Started
 from tests.waiting import wait_for
@@ -46,7 +46,7 @@ def test_bad_configuration_is_exit_code_2_without_a_traceback(started: Started, 
 def test_bad_input_and_an_unwritable_manifest_are_exit_code_3(started: Started, tmp_path: Path) -> None:
     """Names in brackets would be styles to rich; they must stand in the message as they are."""
     missing, marker = str(tmp_path / "[bold]" / "prompts.parquet"), tmp_path / "marker"
-    code, _, errors = started.ended("read", "--tables", missing, STAGE_RUN_MARKER=str(marker))
+    code, _, errors = started.ended("read", "--table", missing, STAGE_RUN_MARKER=str(marker))
     assert (code, marker.exists()) == (3, True)
     assert errors.startswith(f"error: {missing}: cannot read: no such file or directory. Run the stage that")
     code, _, errors = started.ended("nothing", "--manifest", str(marker / "run.json"))
@@ -66,7 +66,7 @@ def test_options_are_explained_and_those_that_are_missing_or_unknown_are_exit_co
     code, _, errors = started.ended("nothing", "--wrk", "x")
     assert (code, "unrecognized arguments: --wrk x" in errors) == (2, True)
     code, said, _ = started.ended(None, "--help", COLUMNS="100")
-    assert (code, "A stage for tests." in said, "--tables TABLES [TABLES ...]" in said) == (0, True, True)
+    assert (code, "A stage for tests." in said, "--table TABLE " in said) == (0, True, True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -106,8 +106,8 @@ def test_a_process_leaves_its_group_before_it_ends(
         if fails:
             raise DataError("no such row")
 
-    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2")):
-        monkeypatch.setenv(name, value)
+    for name, number in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, number)
     options = ["--params", str(ROOT / "params.yaml"), "--manifest", str(tmp_path / "run.json")]
     assert run_stage(main, Arguments, options) == (3 if fails else 0)
     assert not distributed.is_initialized()
@@ -116,12 +116,12 @@ def test_a_process_leaves_its_group_before_it_ends(
 def test_an_argument_of_another_type_is_refused() -> None:
     @dataclass(frozen=True)
     class Arguments:
-        ratio: float = field(metadata=argument("a ratio"))
+        ratio: float = value("a ratio")
 
     def main(params: Params, arguments: Arguments) -> None:
         raise AssertionError("not reached")
 
-    with pytest.raises(TypeError, match=r"Arguments\.ratio: must be str, int or tuple\[str, \.\.\.\]"):
+    with pytest.raises(TypeError, match=r"Arguments\.ratio: must be str or int"):
         run_stage(main, Arguments, [])
 
 

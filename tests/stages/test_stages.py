@@ -16,13 +16,12 @@ import torch
 from diffusers import FluxTransformer2DModel
 from safetensors.torch import load_file
 
-import stages.train
 from chunk_grpo.artifacts import SchemaName, read_manifest, read_table
+from chunk_grpo.artifacts.kept import Results
 from chunk_grpo.config import load_params
 from chunk_grpo.core.choices import SDES
 from chunk_grpo.image_files import decode_image
 from chunk_grpo.training.schedule import prompts_of_iteration
-from stages.train import forget
 from tests.conftest import ORDER, SCORER, VARIANT, Workspace
 from tests.waiting import wait_for
 
@@ -144,21 +143,22 @@ def test_adding_a_seed_keeps_files_of_the_first(workspace: Workspace) -> None:
     assert list(dict.fromkeys(row["train_seed"] for row in scores)) == [3, 0]
 
 
-def test_settings_that_were_not_recorded_are_refused(workspace: Workspace) -> None:
+def test_settings_that_were_not_recorded_are_refused(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
     workspace.edit(lambda raw: raw["train"].update(kl_coef=0.5))
-    with workspace.process("train") as process:
-        _, errors = process.communicate(timeout=120)
-    assert process.returncode == 3
-    assert f"artifacts/inputs/variants/{VARIANT}.json: must have the settings of params.yaml" in errors
+    assert workspace.run_as_recorded("train") == 3
+    said = f"artifacts/inputs/variants/{VARIANT}.json: must have the settings of params.yaml"
+    assert said in capsys.readouterr().err
 
 
 def test_a_schedule_without_embeddings_is_refused_before_work(
     workspace: Workspace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def load_model(*_: object) -> NoReturn:
+    def load_family(*_: object) -> NoReturn:
         raise AssertionError("the model was to be loaded before this was found")
 
-    monkeypatch.setattr(stages.train, "load_model", load_model)
+    monkeypatch.setattr("chunk_grpo.library.checkpoint.load_family", load_family)
     workspace.edit(lambda raw: raw["train"].update(iterations=6))
     capsys.readouterr()
     assert workspace.run("train") == 3
@@ -333,7 +333,7 @@ def test_the_best_policy_outlives_the_checkpoints_that_name_it(
     monkeypatch.setattr(
         shutil, "rmtree", lambda folder: left.extend(p.parent.name for p in folder.rglob("*.pt"))
     )
-    forget(tmp_path)
+    Results(tmp_path, {}).forget()
     assert left == ["best"]
 
 

@@ -8,7 +8,7 @@ from ruamel.yaml import YAML
 
 from chunk_grpo.artifacts import read_table
 from tests.conftest import ROOT, Workspace
-from tests.stages.own_scorers import add_judge, calls, check, do
+from tests.stages.own_scorers import add_judge, calls, check, do, ended
 
 RECORDING = '''
 import json
@@ -31,14 +31,9 @@ class Best:
 '''
 
 
-def tried(workspace: Workspace, seconds: float = 120) -> tuple[int, str]:
-    """Exit code and words of the stage, as a process."""
-    process = workspace.process("try_scorers")
-    try:
-        _, errors = process.communicate(timeout=seconds)
-    finally:
-        process.kill()
-    return process.returncode, errors
+def tried(workspace: Workspace) -> tuple[int, str]:
+    """Exit code and words of the stage."""
+    return ended(workspace, "try_scorers")
 
 
 def recorded(workspace: Workspace) -> list[Any]:

@@ -1,4 +1,6 @@
-"""Inputs shared by several stages: the model of params.yaml, and prompts with their embeddings."""
+"""Prompts of a table with their embeddings, which stay in their files."""
+
+from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
@@ -6,30 +8,8 @@ from contextlib import contextmanager
 
 from chunk_grpo.artifacts import read_table
 from chunk_grpo.artifacts.embeddings import Embeddings, open_embeddings
-from chunk_grpo.config import Params
-from chunk_grpo.config.models import GenerateParams, SamplingParams
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.base import Family, Part
-from chunk_grpo.families.options import options_of
 from chunk_grpo.families.prompts import NegativePrompt, PromptSet, StoredConditioning
-from chunk_grpo.families.registry import load_family
-from stages._records import require_model
-
-
-def load_model(
-    params: Params, recorded: str, parts: tuple[Part, ...], sampler: SamplingParams | GenerateParams | None
-) -> Family:
-    """Load parts of the base model for the images of a sampler; None: nothing is sampled.
-
-    A model that differs from the one that the stage inputs recorded in the JSON file `recorded` is a DataError.
-    """
-    model = params.model
-    size = sampler if isinstance(sampler, GenerateParams) else model
-    require_model(params, recorded)
-    options = options_of(model, 1.0 if sampler is None else sampler.cfg_scale, size)
-    family = load_family(model.family, options, parts)
-    require_model(params, recorded)  # again: it may have been edited while it was read
-    return family
 
 
 class EncodedPrompts:
@@ -71,12 +51,10 @@ class EncodedPrompts:
 
 
 @contextmanager
-def encoded_prompts(
-    prompts: str, embeddings: str, sampler: SamplingParams | GenerateParams
-) -> Iterator[EncodedPrompts]:
-    """Open the prompts of the table `prompts` with the folder `embeddings`, for a sampler."""
+def encoded_prompts(prompts: str, embeddings: str, cfg_scale: float) -> Iterator[EncodedPrompts]:
+    """Open the prompts of a table with the folder of their embeddings, for a scale of guidance."""
     with open_embeddings(embeddings) as opened:
-        yield EncodedPrompts(prompts, opened, embeddings, sampler.cfg_scale)
+        yield EncodedPrompts(prompts, opened, embeddings, cfg_scale)
 
 
 def first(prompts: PromptSet, count: int) -> PromptSet:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from chunk_grpo.artifacts import write_rows
+from chunk_grpo.artifacts.kept import KeptScores
 from chunk_grpo.image_files import encode_png
+from chunk_grpo.library.scoring import GROUP, ImageTables, score_rows, whole_groups
 from chunk_grpo.parallel import Workers
 from chunk_grpo.scorers.base import ScoreBatch, Scores
-from stages._kept import KeptScores
-from stages.score import GROUP, Images, score_rows, whole_groups
 from tests.shapes_scorers import shapes_scorer
 
 PICTURE = {"bytes": encode_png(np.zeros((2, 2, 3), np.uint8)), "path": "a.png"}
@@ -69,7 +69,7 @@ def test_a_scorer_gets_as_many_images_as_it_takes_at_once(
     groups = [("tuned", 0, f"eval-{number}") for number in range(30)]
     path = tmp_path / "images.parquet"
     write_rows(records([*groups, ("tuned", 0, "wise-0")]), path, "images", row_group_bytes=1000)
-    images = Images([str(path)], [name for _, _, name in groups])
+    images = ImageTables([str(path)], [name for _, _, name in groups])
     assert (len(images), images.groups) == (30, Counter(groups))
     prompts = {name: {"prompt": "a circle", "metadata": "{}"} for _, _, name in groups}
     kept = KeptScores(tmp_path / "kept")

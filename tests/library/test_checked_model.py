@@ -7,7 +7,7 @@ import pytest
 from diffusers import AutoencoderKL, FluxPipeline
 from safetensors.torch import load_file, save_file
 
-from stages._checked_model import MEMORY
+from chunk_grpo.library.checked_model import MEMORY
 from tests.conftest import CHECKPOINT, Workspace
 from tests.params_edits import put
 
@@ -86,7 +86,7 @@ def test_layers_of_the_adapter(workspace, capsys):
 def test_passed_check_is_not_repeated(workspace, monkeypatch):
     assert workspace.run("inputs") == 0
     checked: list[object] = []
-    monkeypatch.setattr("stages._checked_model._check", checked.append)
+    monkeypatch.setattr("chunk_grpo.library.checked_model._check", checked.append)
     assert workspace.run("inputs") == 0
     assert not checked
     workspace.edit(put("generate.height", 64))

@@ -1,18 +1,23 @@
-"""Results of stages that DVC has not recorded yet."""
+"""What a stage keeps outside DVC's outputs, which DVC deletes before each run: unfinished and unrecorded work."""
 
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from chunk_grpo.artifacts.storage import is_remote, join, output_dir, output_file
+from chunk_grpo.artifacts.io import read_table, table_from_rows, write_table
+from chunk_grpo.artifacts.storage import Location, input_file, is_remote, join, output_dir, output_file
 from chunk_grpo.environment import CHECKPOINTS
 
 KEPT = Path(".ckpt")
 """One folder per unfinished computation, named by its digest; removed when the stage succeeds, or under DVC when
 dvc.lock has its outputs."""
+
+Row = dict[str, Any]
 
 _DVC = "DVC_ROOT"
 """Variable that DVC sets for the commands of stages."""
@@ -57,8 +62,9 @@ class Results:
                 _link(location, draft / name)
         draft.replace(self.folder)
 
-    def restore(self) -> None:
-        """Write the outputs."""
+    def take_over(self) -> None:
+        """Write the outputs of a computation that ended, and was killed before DVC had recorded them."""
+        sys.stderr.write(f"{self.folder.parent}: had ended; its results are taken over\n")
         for name, location in self._outputs.items():
             kept = self.folder / name
             if kept.is_dir():
@@ -67,11 +73,73 @@ class Results:
             else:
                 with output_file(location) as file:
                     _link(kept, file)
+        self.forget()
+
+    def end(self) -> None:
+        """Keep the outputs where DVC is still to record them, and remove the computation."""
+        self.keep()
+        self.forget()
+
+    def forget(self) -> None:
+        """Remove the computation, but not its outputs.
+
+        Checkpoints of iterations are removed first: if the process is killed in between, a remaining one still has the
+        best policies that it needs.
+        """
+        computation = self.folder.parent
+        if not computation.exists():
+            return  # no checkpoint was due before training stopped early
+        for path in sorted(computation.glob("iteration-*.pt")):
+            path.unlink()
+        if not self.exist():
+            shutil.rmtree(computation)
+            return
+        for path in computation.iterdir():
+            if path != self.folder:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     @classmethod
     def all_in(cls, root: Path) -> list[Path]:
         """Folders of all kept results of a workspace."""
         return sorted((root / KEPT).glob(f"*/{cls._NAME}"))
+
+
+class KeptScores:
+    """Rows of the scores table, one atomically written file per batch."""
+
+    def __init__(self, folder: Path) -> None:
+        """Create no files yet; this computation alone uses the folder."""
+        self._folder = folder
+
+    def rows(self, batch: int, score: Callable[[], list[Row]]) -> list[Row]:
+        """Return the stored rows of a batch; if there are none, compute them with `score` and store them."""
+        path = self._path(batch)
+        if path.exists():
+            kept: list[Row] = read_table(path, "scores").to_pylist()
+            return kept
+        rows = score()
+        write_table(table_from_rows(rows, "scores"), path, "scores")
+        return rows
+
+    def drop(self, batches: Iterable[int]) -> None:
+        """Delete these batches; the next run scores them again."""
+        for batch in batches:
+            self._path(batch).unlink(missing_ok=True)
+
+    def end(self, table: str) -> None:
+        """Remove the folder, or under DVC keep it until dvc.lock has the table of all rows."""
+        results = Results(self._folder, {"out": table})
+        results.keep()
+        if not results.exist():
+            self.forget()
+
+    def forget(self) -> None:
+        """Remove the folder, once the rows are written elsewhere."""
+        if self._folder.exists():
+            shutil.rmtree(self._folder)
+
+    def _path(self, batch: int) -> Path:
+        return self._folder / f"batch-{batch:06d}.parquet"
 
 
 def forget_recorded(root: Path = Path(), remove_copies: Callable[[str], None] | None = None) -> None:
@@ -94,6 +162,16 @@ def forget_recorded(root: Path = Path(), remove_copies: Callable[[str], None] | 
             remove_copies(join(copies, results.parent.name))
         with suppress(FileNotFoundError):  # another process removes it too
             shutil.rmtree(results.parent)
+
+
+def add_files(digest: "hashlib._Hash", locations: Iterable[Location]) -> None:
+    """Add the content of each file to a digest."""
+    for location in locations:
+        content = hashlib.sha256()
+        with input_file(location) as path, path.open("rb") as stream:
+            while block := stream.read(2**24):
+                content.update(block)
+        digest.update(content.digest())
 
 
 def _md5(path: Path) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from chunk_grpo.config import Params
 from chunk_grpo.config.scorer_settings import ScorerSettings
 from chunk_grpo.errors import DataError
-from stages._prompts import Split
+from chunk_grpo.prompts.splits import Split
 
 _SHOWN = 20
 """Maximum number of prompts that a message lists."""

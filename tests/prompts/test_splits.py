@@ -14,9 +14,9 @@ from chunk_grpo.config.questions import parse_questions
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.tokens import token_limits
 from chunk_grpo.prompts import read_prompt_file
+from chunk_grpo.prompts.splits import Split, splits_of
+from chunk_grpo.prompts.tables import compared_rows
 from chunk_grpo.shapes.prompts import all_prompts, knowledge_prompts
-from stages._prompts import Split, splits_of
-from stages.prepare_prompts import compared_rows
 from tests.conftest import CHECKPOINT, Workspace, any_prompt, new_workspace, prompt_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -351,7 +351,8 @@ def test_file_is_read_once_and_checked_before_tokenizers_load(
     made.edit(any_prompt)
     read: list[object] = []
     monkeypatch.setattr(
-        "stages._prompts.read_prompt_file", lambda *args: read.append(args) or read_prompt_file(*args)
+        "chunk_grpo.prompts.splits.read_prompt_file",
+        lambda *args: read.append(args) or read_prompt_file(*args),
     )
     assert made.run("prepare_prompts") == 0
     assert len(read) == 1

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from chunk_grpo import code as _code
+from chunk_grpo.code import check_code, code_records, copy_code
 from chunk_grpo.errors import DataError
-from stages import _code
-from stages._code import check_code, code_records, copy_code
 
 ROOT = _code.ROOT
 

@@ -1,0 +1,33 @@
+"""Embeddings of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import Tensor
+
+from chunk_grpo.families.base import Family
+from chunk_grpo.parallel import Workers
+from chunk_grpo.progress import Meter
+
+
+def encoded(
+    family: Family, texts: Sequence[str], batch_size: int, workers: Workers
+) -> Iterator[Mapping[str, Tensor]]:
+    """Encode texts; yield the tensors of each batch, on the CPU, in the main process.
+
+    All batches have `batch_size` texts, so that a text has the same embedding whichever others are encoded: sizes of
+    matrices decide how a product is rounded. A training with more iterations then finds the embeddings that it knows.
+    """
+    batches = [texts[start : start + batch_size] for start in range(0, len(texts), batch_size)]
+
+    def encode(batch: Sequence[str]) -> Mapping[str, Tensor]:
+        whole = [*batch, *[batch[-1]] * (batch_size - len(batch))]
+        tensors = family.encode(whole).to("cpu").tensors
+        return {name: tensor[: len(batch)] for name, tensor in tensors.items()}
+
+    with Meter("encoding prompts", len(texts)) as meter:
+        # Other processes have no results.
+        for tensors, batch in zip(workers.in_order(batches, encode), batches, strict=False):
+            yield tensors
+            meter.advance(len(batch))
