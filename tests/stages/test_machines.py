@@ -37,8 +37,8 @@ def two(started: Started) -> Pair:
 
 
 def copied_code(folder: Path) -> Path:
-    shutil.copytree(ROOT / "stages", folder / "stages")
-    (folder / "chunk_grpo").symlink_to(ROOT / "chunk_grpo")
+    for package in ("stages", "chunk_grpo"):
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
 
