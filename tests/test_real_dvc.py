@@ -29,6 +29,7 @@ def params(folder: Path) -> Any:
     return YAML(typ="safe").load(folder / "params.yaml")
 
 
+@pytest.mark.slow
 def test_exp_run_changes_the_parameters_that_are_there(checkout: Path) -> None:
     Workspace(checkout).edit(lambda raw: raw["train"].update(learning_rate=0.0009))
     dvc(checkout, "exp", "run", "-S", "train.iterations=3", "inputs")

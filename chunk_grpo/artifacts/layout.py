@@ -60,7 +60,7 @@ class Layout:
 
     def policy(self, variant: str, seed: int) -> str:
         """Folder of a trained policy."""
-        return join(self.train, variant, _of(seed))
+        return join(self.train, variant, of_seed(seed))
 
     def transformer(self, variant: str, seed: int) -> str:
         """Weights of a trained policy, in the layout of diffusers."""
@@ -72,11 +72,11 @@ class Layout:
 
     def times(self, variant: str, seed: int) -> str:
         """Times of a training, schema train_metrics."""
-        return join(self.timings, variant, f"{_of(seed)}.parquet")
+        return join(self.timings, variant, f"{of_seed(seed)}.parquet")
 
     def drawn(self, policy: str, seed: int | None = None) -> str:
         """Images of a policy, schema images; `seed` is the training seed, None of a policy not trained here."""
-        return join(self.images, policy, *([] if seed is None else [_of(seed)]), "images.parquet")
+        return join(self.images, policy, *([] if seed is None else [of_seed(seed)]), "images.parquet")
 
     def scored(self, policy: str, scorer: str) -> str:
         """Scores of a policy by a scorer, schema scores."""
@@ -97,8 +97,9 @@ class Layout:
 
     def journal_folder(self, variant: str, seed: int | str) -> str:
         """Folder of a training's journal."""
-        return join(self.logs, variant, _of(seed))
+        return join(self.logs, variant, of_seed(seed))
 
 
-def _of(seed: int | str) -> str:
+def of_seed(seed: int | str) -> str:
+    """Name of what belongs to a training seed."""
     return f"seed-{seed}"

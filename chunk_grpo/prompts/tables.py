@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
+from chunk_grpo.artifacts.layout import of_seed
 from chunk_grpo.config import Params
 from chunk_grpo.errors import DataError
 from chunk_grpo.prompts.rows import PromptReport
@@ -52,9 +53,9 @@ def scheduled_rows(
     reward. A table each, so that another seed changes no input of the others.
     """
     iterations, count = params.train.iterations, params.train.prompts_per_iteration
-    of_seed = {seed: scheduled_prompts(seed, iterations, count, len(train)) for seed in params.train.seeds}
+    scheduled = {seed: scheduled_prompts(seed, iterations, count, len(train)) for seed in params.train.seeds}
     of_profile = range(min(params.profile.num_prompts, len(train)))
-    used = set(of_profile).union(*of_seed.values())
+    used = set(of_profile).union(*scheduled.values())
     if len(used) < len(train):
         _LOG.warning(
             "train: %s of %s prompts are used: by the iterations and seeds of `train`, and by the profile. "
@@ -64,7 +65,7 @@ def scheduled_rows(
         )
     watched = heldout[: params.train.heldout.num_prompts]
     return {"profile": [train[at] for at in of_profile]} | {
-        f"seed-{seed}": [*(train[at] for at in chosen), *watched] for seed, chosen in of_seed.items()
+        of_seed(seed): [*(train[at] for at in chosen), *watched] for seed, chosen in scheduled.items()
     }
 
 

@@ -34,6 +34,7 @@ def small() -> Footprint:
     return footprint("--blocks", "1", "--micro-batch", "2", "--rollout-batch", "2")
 
 
+@pytest.mark.slow
 def test_each_process_holds_an_eighth_and_the_rest_travels(small: Footprint) -> None:
     """Float32 weights with two moments of AdamW, whose step takes gradients and a temporary copy besides.
 

@@ -49,6 +49,7 @@ def table(printed: str) -> dict[str, list[str]]:
     return {name.strip(): [cell.strip() for cell in cells] for name, *cells in lines[2:]}
 
 
+@pytest.mark.slow
 def test_imagereward_stands_beside_its_published_values(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +85,7 @@ def package(folder: Path, values: list[float]) -> Path:
     return python_with_folder(folder / "python", folder)
 
 
+@pytest.mark.slow
 def test_hpsv3_stands_beside_its_package(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -158,6 +158,7 @@ def test_results_of_an_earlier_run_are_checked_out_without_the_run_cache(pipelin
     assert (pipeline / "artifacts/report/report.md").exists()
 
 
+@pytest.mark.slow
 def test_only_what_the_targets_need_is_restored(pipeline: Path) -> None:
     run_all(pipeline)
     earlier = locked_stages(pipeline / "dvc.lock")
@@ -171,6 +172,7 @@ def test_only_what_the_targets_need_is_restored(pipeline: Path) -> None:
         assert of(pipeline).restore([], quiet, earlier=given) == {}
 
 
+@pytest.mark.slow
 def test_results_of_an_earlier_run_with_other_settings_do_not_stay(pipeline: Path) -> None:
     """The variant b is to be trained again, so there is neither a model nor a report, nor an entry of either."""
     run_all(pipeline)
@@ -183,6 +185,7 @@ def test_results_of_an_earlier_run_with_other_settings_do_not_stay(pipeline: Pat
     assert outcome(pipeline, "train@b") == "ran"
 
 
+@pytest.mark.slow
 def test_results_of_an_earlier_run_come_from_the_run_cache_if_inputs_changed_back(pipeline: Path) -> None:
     run_all(pipeline)
     set_variant(pipeline, "b", clip_range=0.5)
@@ -195,6 +198,7 @@ def test_results_of_an_earlier_run_come_from_the_run_cache_if_inputs_changed_bac
     assert (pipeline / "models/b.txt").read_text() == expected
 
 
+@pytest.mark.slow
 def test_results_of_an_earlier_run_that_the_cache_lacks_are_missing(pipeline: Path) -> None:
     run_all(pipeline)
     earlier = locked_stages(pipeline / "dvc.lock")
@@ -223,6 +227,7 @@ def test_dvc_says_that_a_stage_is_cached_before_and_writes_its_lock_file_after_c
     ]
 
 
+@pytest.mark.slow
 def test_models_are_kept_and_never_trained_again(pipeline: Path, tmp_path: Path, shell: Shell) -> None:
     """Whatever has changed since: the code, the prompts, even the command."""
     commit_and_remote(pipeline, tmp_path / "remote", shell)
@@ -244,6 +249,7 @@ def test_models_are_kept_and_never_trained_again(pipeline: Path, tmp_path: Path,
     assert (other / "models/a.txt").read_text() == (pipeline / "models/a.txt").read_text()
 
 
+@pytest.mark.slow
 def test_adopts_outputs_of_other_workspace_over_older_cache_entry(
     pipeline: Path, tmp_path: Path, shell: Shell
 ) -> None:
@@ -263,6 +269,7 @@ def test_adopts_outputs_of_other_workspace_over_older_cache_entry(
         of(pipeline).adopt_outputs("train@a", [made[0] | {"md5": "0" * 32}], quiet)
 
 
+@pytest.mark.slow
 def test_dvc_lock_does_not_depend_on_the_order_in_which_stages_ran(pipeline: Path, shell: Shell) -> None:
     run_all(pipeline)
     other = another_clone(pipeline, shell)

@@ -126,6 +126,7 @@ def test_a_clone_keeps_local_settings_of_dvc(pipeline: Path, tmp_path: Path, she
     assert (tmp_path / "store/files").is_dir()
 
 
+@pytest.mark.slow
 def test_models_of_a_published_run_are_kept_with_their_parameters(pipeline: Path, tmp_path: Path) -> None:
     """Only what is of the day comes from the preset as it is now."""
     for stage in ("prepare", "train@a", "train@b"):
@@ -175,6 +176,7 @@ def test_another_specification_has_another_digest_on_every_machine() -> None:
     assert len(set(digests)) == len(changes)
 
 
+@pytest.mark.slow
 def test_what_was_pushed_is_not_pushed_again(
     pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,6 +315,7 @@ def looking(pipeline: Path, shell: Shell) -> Path:
     return pipeline
 
 
+@pytest.mark.slow
 def test_always_changed_stage_runs_once_per_flow_run(looking: Path, tmp_path: Path, shell: Shell) -> None:
     spec = RunSpec(commit=resolved(looking, "HEAD"))
     with make_workspace(looking, tmp_path, "one", spec, Commands(), quiet) as made:

@@ -21,14 +21,9 @@ def row(name: str, gpus: int) -> tuple[str, str, str, str, str]:
     return name, str(gpus), f"{most:.0f}", seconds, f"{found.total.hours[0]:,.0f}"
 
 
-@pytest.mark.parametrize("said", [said for said in ROWS if said[0].startswith("sd35")])
-def test_preset_plan_matches_docs(said):
-    assert row(said[0], int(said[1])) == said
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("said", [said for said in ROWS if not said[0].startswith("sd35")])
-def test_large_preset_plan_matches_docs(said):
+@pytest.mark.parametrize("said", ROWS)
+def test_preset_plan_matches_docs(said):
     assert row(said[0], int(said[1])) == said
 
 

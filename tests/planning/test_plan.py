@@ -154,6 +154,7 @@ def test_a_rollout_of_few_images_is_one_small_pass() -> None:
     assert max(tensors) / GIB == pytest.approx(28.1, rel=0.01)
 
 
+@pytest.mark.slow
 def test_flux_fits_on_listed_gpus() -> None:
     """Full tuning on 8 GPUs with HPSv3; LoRA on one 80 GB card with HPSv3, on 48 GB without.
 
@@ -180,6 +181,7 @@ def test_memory_error_names_largest_part() -> None:
     assert "does not fit 80 GB" in first and "GiB too much" in first
 
 
+@pytest.mark.slow
 def test_the_remedies_are_not_in_use_already() -> None:
     own = preset("sd35-medium")  # LoRA, checkpointing, one GPU
     assert levels(plan(own, 1, gpu="RTX4090"), "cannot") == []

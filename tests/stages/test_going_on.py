@@ -64,7 +64,7 @@ def test_a_checkpoint_belongs_to_a_variant_to_the_code_and_to_the_base_policy(
     assert key() != first
 
 
-@pytest.mark.parametrize("variant", [VARIANT, "dance"])
+@pytest.mark.parametrize("variant", [VARIANT, pytest.param("dance", marks=pytest.mark.slow)])
 def test_more_iterations_go_on_from_the_kept_state(variant: str, workspace: Workspace) -> None:
     """Two and two iterations give the bytes of four; a measurement that was due as the last one is left out."""
     trained = replace(workspace, variant=variant)
@@ -158,6 +158,7 @@ def test_key_includes_iterations_if_states_depend_on_them(
     assert key_of(workspace) != before
 
 
+@pytest.mark.slow
 def test_copies_of_the_kept_state_serve_a_machine_without_it(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ def test_all_processes_run_and_the_first_one_writes_what_a_stage_writes(
     assert read_manifest(tmp_path / "runs" / "test@a.json").stage == "test@a"
 
 
+@pytest.mark.slow
 def test_without_gpus_there_are_as_many_processes_as_params_yaml_says(tmp_path: Path) -> None:
     """The default has two; each has one thread, whatever the machine has."""
     started = Started(tmp_path, 2, asks=False)
@@ -46,6 +47,7 @@ def test_without_gpus_there_are_as_many_processes_as_params_yaml_says(tmp_path: 
     assert started.all_say(BEGUN)
 
 
+@pytest.mark.slow
 def test_common_error_is_printed_once(started: Started) -> None:
     code, _, errors = started.ended("fail")
     assert code == 75
@@ -63,7 +65,11 @@ def test_the_failure_of_one_ends_all_with_its_message(started: Started) -> None:
 
 @pytest.mark.parametrize(
     ("reaches", "number"),
-    [("the launcher", signal.SIGTERM), ("all", signal.SIGINT), ("the launcher", signal.SIGHUP)],
+    [
+        pytest.param("the launcher", signal.SIGTERM, marks=pytest.mark.slow),
+        ("all", signal.SIGINT),
+        pytest.param("the launcher", signal.SIGHUP, marks=pytest.mark.slow),
+    ],
 )
 def test_stop_reaches_all_processes_and_is_printed_once(
     reaches: str, number: signal.Signals, started: Started
@@ -79,6 +85,7 @@ def test_stop_reaches_all_processes_and_is_printed_once(
     assert re.fullmatch(f"error: stopped by ({name}|SIGTERM). [^\n]*\n", errors)
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_all_at_once(started: Started) -> None:
     with started.start("hang") as process:
         wait_for(lambda: started.all_say("begun"), 60, "both")
@@ -89,6 +96,7 @@ def test_a_second_ctrl_c_ends_all_at_once(started: Started) -> None:
     assert (process.returncode, errors) == (75, "")
 
 
+@pytest.mark.slow
 def test_processes_that_hang_are_killed_when_the_time_of_a_stop_is_over(started: Started) -> None:
     with started.start("hang", CHUNK_GRPO_STOP_SECONDS="2") as process:
         wait_for(lambda: started.all_say("begun"), 60, "both")
@@ -110,7 +118,7 @@ def test_after_a_failure_the_others_have_the_time_of_a_stop_while_the_first_one_
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's own")
-@pytest.mark.parametrize("by_another", [False, True])
+@pytest.mark.parametrize("by_another", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_processes_end_with_the_one_that_started_them_or_its_parent(
     by_another: bool, started: Started
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_stop_on_machine_0_reaches_the_other_which_goes_on_waiting(two: Pair, 
         assert run(two, started, "nothing") == (0, "")
 
 
+@pytest.mark.slow
 def test_stop_on_follower_ends_follower_and_machine_0(two: Pair, started: Started) -> None:
     with two.following() as follower, two.started(0, command(started, "train")) as stage:
         wait_for(lambda: both_say(two, "begun"), 60, "both")

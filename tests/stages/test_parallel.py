@@ -90,7 +90,7 @@ def test_the_bytes_of_a_training_do_not_depend_on_the_cores(
 @pytest.mark.parametrize(
     "stage",
     [
-        "encode_prompts@evaluation",
+        pytest.param("encode_prompts@evaluation", marks=pytest.mark.slow),
         pytest.param("profile_l1", marks=pytest.mark.slow),
         pytest.param("generate", marks=pytest.mark.slow),
         "score",

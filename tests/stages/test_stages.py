@@ -123,6 +123,7 @@ def test_only_prompts_that_training_or_the_profile_uses_are_encoded(
     assert f"train: {len(drawn | {0, 1, 2, 3})} of 16 prompts are used" in caplog.text
 
 
+@pytest.mark.slow
 def test_adding_a_seed_keeps_files_of_the_first(workspace: Workspace) -> None:
     """The inputs of a seed's training, which DVC compares; and the scores are those of both seeds."""
     inputs = ("inputs/variants/", "prompts/scheduled/seed-0", "prompts/scheduled/profile", "variants/")
