@@ -98,14 +98,21 @@ class Workspace:
         return self.run_as_recorded(stage, **changes)
 
     def run_as_recorded(self, stage: str, **changes: str) -> int:
-        """Run a stage in this process."""
+        """Run a stage in this process. As in a process of its own, modules of the folder are imported anew."""
         module, options = self.options(stage, **changes)
         found = importlib.import_module(module)
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.root)
-            return int(
-                importlib.import_module("stages._stage").run_stage(found.main, found.Arguments, options)
-            )
+            patch.syspath_prepend(self.root)
+            patch.setattr(sys, "dont_write_bytecode", True)
+            try:
+                return int(
+                    importlib.import_module("stages._stage").run_stage(found.main, found.Arguments, options)
+                )
+            finally:
+                for name, held in list(sys.modules.items()):
+                    if str(getattr(held, "__file__", None)).startswith(f"{self.root}{os.sep}"):
+                        del sys.modules[name]
 
     def kept_records(self, stage: str) -> dict[str, str]:
         """Changes of the options of `inputs` with which only the records that a stage is compared with are new."""

@@ -2,12 +2,9 @@
 
 import io
 import logging
-import sys
 import traceback
 from contextlib import redirect_stderr
 from typing import Any
-
-import pytest
 
 from chunk_grpo.artifacts import read_table
 from tests.conftest import Workspace
@@ -62,13 +59,10 @@ def add_judge(workspace: Workspace, batch_size: int = 2, code: str = CODE, **set
 
 
 def ended(workspace: Workspace, stage: str, **changes: str) -> tuple[int, str]:
-    """Exit code and words of a stage that imports the workspace's modules anew, in this process."""
+    """Exit code and words of a stage, run in this process."""
     said = io.StringIO()
     log = logging.StreamHandler(said)
-    with pytest.MonkeyPatch.context() as patch, redirect_stderr(said):
-        patch.syspath_prepend(workspace.root)
-        patch.setattr(sys, "dont_write_bytecode", True)
-        sys.modules.pop("own_rewards", None)
+    with redirect_stderr(said):
         logging.getLogger().addHandler(log)
         try:
             code = workspace.run(stage, **changes)

@@ -52,10 +52,9 @@ def test_a_change_of_one_scorer_changes_its_own_spec_alone(workspace: Workspace)
 
 
 def test_evaluation_only_scorer_does_not_affect_training_spec(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace,
 ) -> None:
     (workspace.root / "own_rewards.py").write_text(OWN)
-    monkeypatch.syspath_prepend(workspace.root)
     before = specs(workspace)["training.json"]
     workspace.edit(lambda raw: raw["scorers"].update(own=external("own_rewards:brightness")))
     assert workspace.run("check_scorers") == 0
@@ -67,10 +66,9 @@ def test_evaluation_only_scorer_does_not_affect_training_spec(
 
 
 def test_the_scores_of_a_users_own_scorer_are_of_its_splits_and_carry_its_spec(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace,
 ) -> None:
     (workspace.root / "own_rewards.py").write_text(OWN)
-    monkeypatch.syspath_prepend(workspace.root)
     workspace.edit(lambda raw: raw["scorers"].update(own=external("own_rewards:brightness")))
     assert workspace.run("check_scorers") == 0
     out = "artifacts/scores/base/own.parquet"

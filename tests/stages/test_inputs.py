@@ -1,6 +1,5 @@
 """stages/inputs.py: what DVC cannot see by itself is in its records, and nothing else is."""
 
-import importlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,15 +23,13 @@ def records(made: Workspace) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def own(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+def own(workspace: Workspace) -> Workspace:
     """Checkout with a user's checkpoint, prompts and scorer."""
     shutil.copytree(CHECKPOINT, workspace.root / "model")
     (workspace.root / "prompts.txt").write_text("a red circle\na blue square\n")
     (workspace.root / "own_scorer.py").write_text(OWN)
     (workspace.root / "weights.bin").write_bytes(b"1")
     (workspace.root / "worker.py").write_text("# never started by this stage\n")
-    monkeypatch.syspath_prepend(workspace.root)
-    importlib.invalidate_caches()
     file = prompt_file("prompts.txt")
     for edit in (
         put("model.checkpoint", "model"),
@@ -205,7 +202,6 @@ def test_a_missing_file_of_dvc_add_is_refused_whatever_names_it(
     ran(own)
     path = own.root / name
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    importlib.invalidate_caches()
     (own.root / f"{name}.dvc").touch()
     assert own.run("inputs") == 3
     told = (

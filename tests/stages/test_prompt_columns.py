@@ -25,13 +25,12 @@ SCORER = {
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+def made(tmp_path: Path) -> Workspace:
     """The preset smoke with a file of prompts whose column `text` the documented scorer reads, trained on it."""
     workspace = new_workspace(tmp_path)
     rows = [f'a {name} wall {number},"{text}"' for number in range(6) for name, text in COLOURS.items()]
     (tmp_path / "prompts.csv").write_text("\n".join(["prompt,text", *rows]))
     (tmp_path / "my_colours.py").write_text(CODE)
-    monkeypatch.syspath_prepend(tmp_path)
     given = {"source": "file", "train_file": prompt_file("prompts.csv"), "wise_count": 0, "eval_count": 8}
     workspace.edit(any_prompt)
     workspace.edit(lambda raw: raw["prompts"].update(given))
