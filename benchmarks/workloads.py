@@ -172,7 +172,7 @@ NETWORK: Mapping[str, Any] = {"in_channels": 32, "num_layers": 1, "guidance_embe
 
 
 def toy_with(folder: Path, modules: Mapping[str, Any]) -> Path:
-    """Copy the shipped checkpoint, with other modules in place of those of their names."""
+    """Copy the shipped checkpoint, with its modules of these names replaced."""
     shutil.copytree(TINY, folder)
     for name, module in modules.items():
         shutil.rmtree(folder / name)

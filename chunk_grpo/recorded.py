@@ -22,9 +22,9 @@ from chunk_grpo.scorers.running.source_files import source_digest
 
 
 def require_unchanged(now: Mapping[str, Any], location: str) -> None:
-    """Check that records made after a stage has read the user's files equal those of the stage `inputs`.
+    """Check that records made after a stage has read the user's files equal the records of the stage `inputs`.
 
-    They are by key of params.yaml, in the JSON file `location` too. A difference: a file was edited during the run.
+    Both are by key of params.yaml; `location` is the stage's JSON file. A difference: a file was edited in the run.
     """
     recorded, now = read_json(location), json.loads(json.dumps(now))  # tuples are lists in JSON
     if changed := [name for name in {**recorded, **now} if recorded.get(name) != now.get(name)]:

@@ -53,11 +53,6 @@ class Layout:
         """A chunk plan, schema chunk_plan."""
         return join(self.chunks, f"{name}.parquet")
 
-    @property
-    def plan_sizes(self) -> str:
-        """Chunk sizes of all plans."""
-        return join(self.chunks, "chunks.json")
-
     def policy(self, variant: str, seed: int) -> str:
         """Folder of a trained policy."""
         return join(self.train, variant, of_seed(seed))

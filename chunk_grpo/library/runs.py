@@ -99,8 +99,8 @@ def trained(
 ) -> list[MetricRow]:
     """Train, or go on from the newest checkpoint; write the policy, and the best one if it is kept, to `out`.
 
-    `began` is called when the model, and the policy to start from, are loaded. Returns the finite metrics. Errors are
-    those of `Trainer`.
+    `began` is called when the model, and the policy to start from, are loaded. Returns the finite metrics. Raises what
+    `Trainer` raises.
     """
     trainer = Trainer(checkpoint.loaded("transformer"), data, method, train, seed, paths)
     began()

@@ -112,8 +112,8 @@ def train(
 ) -> Policy:
     """Train a policy from the model, which stays as it is.
 
-    A training that was interrupted goes on from its last checkpoint in `folder` when the same call is made again, and a
-    finished one with more `iterations`. With other arguments, files of the model, source of the reward or version of
+    The same call again goes on from the last checkpoint in `folder`; so does a call with more `iterations` after the
+    training has ended. With other arguments, files of the model, source of the reward or version of
     this package the folder is refused.
 
     Args:

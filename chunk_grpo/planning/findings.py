@@ -198,7 +198,7 @@ def _unknown(settings: Settings, costs: Sequence[IterationCost]) -> Iterator[Fin
         drawn = max(1, int(len(sizes) * own.fraction))
         plan = params.chunks.plans[own.plan]
         if isinstance(plan, (GuidedPlan, AdaptivePlan)):
-            alike = "equal ones" if isinstance(plan, GuidedPlan) else "those of a network of one weight"
+            alike = "equal ones" if isinstance(plan, GuidedPlan) else "chunks of a network of one weight"
             yield Finding(
                 "note", f"{cost.variant}: its chunks follow from a profile and count as {alike} here"
             )

@@ -49,8 +49,8 @@ def scheduled_rows(
 ) -> Mapping[str, Sequence[Row]]:
     """Rows of the train and eval prompts that the profile and each seed's training use; the others need no embeddings.
 
-    The profile uses the first prompts, a training those of its iterations, and the first eval prompts for the held-out
-    reward. A table each, so that another seed changes no input of the others.
+    The profile uses the first prompts. A training uses the prompts of its iterations, and the first eval prompts for
+    the held-out reward. A table each, so that another seed changes no input of the others.
     """
     iterations, count = params.train.iterations, params.train.prompts_per_iteration
     scheduled = {seed: scheduled_prompts(seed, iterations, count, len(train)) for seed in params.train.seeds}

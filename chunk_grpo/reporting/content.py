@@ -66,8 +66,8 @@ _OF_SCORES = {"answer", "scores", "categories", "limits", "run"}
 class Content:
     """Input of the templates, plots and files; a table is None if this run has no data for it.
 
-    Of an unfinished run it has those of the wanted sections whose tables exist, about the policies that have them. Any
-    other thing that is missing, a policy, prompt, seed, metric or image, is a DataError that names file and key.
+    Of an unfinished run it has each wanted section whose tables exist, about the policies that have them. A missing
+    policy, prompt, seed, metric or image is otherwise a DataError that names file and key.
     """
 
     def __init__(

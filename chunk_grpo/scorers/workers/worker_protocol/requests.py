@@ -37,7 +37,7 @@ _STATUSES = {501: 405, 505: 400}
 """Statuses of http.server that blame the server, and what they are: the client's mistake."""
 _BLOCK = 2**20
 _FOLDERS = re.compile(r"(?<![\w:/])~?/(?:[^/\s'\"]+/)*(?=[^/\s])")
-"""Folders of an absolute path, not those of a URL."""
+"""Folders of an absolute path; a URL has none."""
 
 
 RETRY = {"Retry-After": "1"}
