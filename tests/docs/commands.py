@@ -25,7 +25,20 @@ STARTED = frozenset({"cd", "dvc", "find", "python", "sha256sum", "sort", "xargs"
 """Programs that a test may start: they stay in the folder where the test runs them, and end."""
 
 KNOWN = STARTED | {
-    *(".", "accelerate", "apt-get", "chmod", "cp", "createdb", "createuser", "docker", "export", "git", "hf"),
+    *(
+        ".",
+        "accelerate",
+        "apt-get",
+        "chmod",
+        "cp",
+        "createdb",
+        "createuser",
+        "docker",
+        "export",
+        "git",
+        "helm",
+        "hf",
+    ),
     *("kubectl", "make", "pip", "pre-commit", "prefect", "python3.11", "rm", "sbatch", "sky", "ssh", "sudo"),
 }
 SETTING = re.compile(r"([A-Z][A-Z_]*)=(.*)", re.S)

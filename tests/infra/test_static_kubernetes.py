@@ -1,19 +1,22 @@
-"""infra/kubernetes: Kubernetes' own schemas, and ours: pinned, no root, least privilege, secrets by reference."""
+"""infra/kubernetes: Kubernetes' schemas, the standard `restricted`, and names and commands that exist."""
 
+import os
+import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
+import yaml
+from prefect.cli._app import _app
 
+from tests.docs.commands import problems
 from tests.infra.deployment_files import (
     HOME,
     INFRA,
-    PINNED,
     POOLS,
-    SECRET,
+    ROOT,
     UID,
     documents,
     is_known,
@@ -21,146 +24,121 @@ from tests.infra.deployment_files import (
     template,
 )
 
-MANIFESTS = [each for path in sorted((INFRA / "kubernetes").glob("*.yaml")) for each in documents(path)]
+FOLDER = INFRA / "kubernetes"
+VALUES = {
+    part: yaml.safe_load((FOLDER / f"{part}.values.yaml").read_text("utf-8"))
+    for part in ("server", "dispatcher")
+}
+MANIFESTS = [
+    each
+    for name in ("access", "machines", "settings", "setup", "storage")
+    for each in documents(FOLDER / f"{name}.yaml")
+]
+VERSIONS = ("1.31.0", kubernetes_validate.latest_version())
 
 
 def job(pool: str, **values: Any) -> dict[str, Any]:
     """Resources that the dispatcher of a pool creates for a flow run."""
-    filled = {
-        "name": "curious-owl",
-        "command": ["prefect", "flow-run", "execute"],
-        "env": [{"name": "PREFECT_API_URL", "value": "http://server/api"}],
-    }
+    filled = {"name": "curious-owl", "command": ["prefect", "flow-run", "execute"], "env": []}
     return dict(rendered(template("kubernetes", pool), **filled, **values)["job_manifest"])
 
 
-def pods() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every pod that these files describe, by a name for the test."""
-    for each in MANIFESTS:
-        if each["kind"] in ("Deployment", "Job"):
-            yield each["metadata"]["name"], each["spec"]["template"]["spec"]
+def pods(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [each["spec"]["template"]["spec"] for each in manifests if each["kind"] in ("Deployment", "Job")]
+
+
+def names(manifests: list[dict[str, Any]], kind: str) -> set[str]:
+    return {each["metadata"]["name"] for each in manifests if each["kind"] == kind}
+
+
+def check(manifests: list[dict[str, Any]]) -> None:
+    """They fit the schemas, and a namespace of the standard `restricted` with NetworkPolicies lets the pods in."""
+    for each in manifests:
+        for version in VERSIONS:
+            kubernetes_validate.validate(each, version, strict=True)
+    for pod in pods(manifests):
+        inner = [pod["securityContext"] | each["securityContext"] for each in pod["containers"]]
+        for context in inner:
+            assert (context["runAsNonRoot"], context["runAsUser"], context["runAsGroup"]) == (True, UID, UID)
+            assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert (context["allowPrivilegeEscalation"], context["capabilities"]) == (
+                False,
+                {"drop": ["ALL"]},
+            )
+
+
+def test_manifests_and_jobs_fit_the_cluster_and_refer_to_each_other() -> None:
+    everything = [*MANIFESTS, *map(job, POOLS)]
+    check(everything)
+    secrets = (ROOT / "docs" / "deploy.md").read_text("utf-8").split("## Kubernetes")[1].split("\n## ")[0]
+    for pod in pods(everything):
+        (container,) = pod["containers"]
+        assert pod["serviceAccountName"] in names(MANIFESTS, "ServiceAccount")
+        for source in container["envFrom"]:
+            if "configMapRef" in source:
+                assert source["configMapRef"]["name"] in names(MANIFESTS, "ConfigMap")
+            else:
+                assert f"| `{source['secretRef']['name']}` |" in secrets
+        for volume in pod.get("volumes", []):
+            claim = volume.get("persistentVolumeClaim", {"claimName": "home-cpu"})["claimName"]
+            assert claim in names(MANIFESTS, "PersistentVolumeClaim")
     for pool in POOLS:
-        yield f"flow-run-{pool}", job(pool)["spec"]["template"]["spec"]
+        mounts = job(pool)["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+        assert {each["mountPath"] for each in mounts} == {HOME, "/dev/shm"}
 
 
-PODS = dict(pods())
-every_pod = pytest.mark.parametrize("name", PODS)
+def test_commands_and_settings_exist() -> None:
+    (setup,) = [pod["containers"][0] for pod in pods(MANIFESTS)]
+    assert problems(" ".join(setup["args"]).replace("=", " ")) == []
+    assert problems(" ".join(VALUES["server"]["server"]["args"])) == []
+    (settings,) = [each["data"] for each in MANIFESTS if each["kind"] == "ConfigMap"]
+    assert [key for key in settings if not is_known(key)] == []
+    url = f"http://{VALUES['server']['fullnameOverride']}:4200/api"
+    assert (
+        VALUES["dispatcher"]["worker"]["selfHostedServerApiConfig"]["apiUrl"]
+        == url
+        == settings["PREFECT_API_URL"]
+    )
 
 
-def named(kind: str) -> dict[str, dict[str, Any]]:
-    return {each["metadata"]["name"]: each for each in MANIFESTS if each["kind"] == kind}
+@pytest.mark.network
+def test_the_charts_make_what_the_manifests_expect() -> None:
+    """With `helm` and the charts (docs/deploy.md, "What was checked")."""
+    charts = os.environ.get("CHARTS_SOURCE")
+    if not charts or not shutil.which("helm"):
+        pytest.skip("needs helm, and CHARTS_SOURCE=FOLDER with the charts prefect-server and prefect-worker")
 
+    def made(release: str, chart: str, values: str, *options: str) -> list[dict[str, Any]]:
+        command = [
+            "helm",
+            "template",
+            release,
+            Path(charts or "") / chart,
+            "--namespace",
+            "chunk-grpo",
+            *options,
+        ]
+        command += ["--values", FOLDER / f"{values}.values.yaml"]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return [each for each in yaml.safe_load_all(text) if each]
 
-def sources(pod: dict[str, Any], kind: str) -> dict[str, dict[str, Any]]:
-    """The config maps or secrets that its containers read."""
-    found = [each[kind] for container in pod["containers"] for each in container["envFrom"] if kind in each]
-    return {each["name"]: each for each in found}
-
-
-@pytest.mark.parametrize("version", ["1.31.0", kubernetes_validate.latest_version()])
-def test_every_manifest_and_the_job_of_a_flow_run_fit_the_schema_of_their_kind(version: str) -> None:
-    for each in [*MANIFESTS, *map(job, POOLS)]:
-        kubernetes_validate.validate(each, version, strict=True)
-    for each in MANIFESTS:
-        assert each["metadata"].get("namespace") == (None if each["kind"] == "Namespace" else "chunk-grpo")
-
-
-def test_a_job_of_several_machines_can_wait_in_a_queue_of_kueue() -> None:
-    """Kueue reads the label of the Job, and its number of pods, requests and limits."""
-    queue = {"kueue.x-k8s.io/queue-name": "gpus"}
-    made = job("gpu", machines=4, gpu_count=8, labels=queue)
-    kubernetes_validate.validate(made, kubernetes_validate.latest_version(), strict=True)
-    assert made["metadata"]["labels"] == queue
-    assert made["spec"]["parallelism"] == made["spec"]["completions"] == 4
-    assert made["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 8
-
-
-@every_pod
-def test_a_pod_is_pinned_bounded_and_let_into_a_namespace_of_the_standard_restricted(name: str) -> None:
-    pod = PODS[name]
-    context = pod["securityContext"]
-    assert context["runAsNonRoot"] is True
-    assert context["runAsUser"] == context["runAsGroup"] == UID
-    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
-    for container in pod["containers"]:
-        assert container["securityContext"]["allowPrivilegeEscalation"] is False
-        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-        assert PINNED.fullmatch(container["image"])
-        assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
-        assert "memory" in container["resources"]["limits"]
-    assert {"hostNetwork", "hostPID", "hostIPC"}.isdisjoint(pod)
-    assert all("hostPath" not in volume for volume in pod.get("volumes", []))
-    labels = named("Namespace")["chunk-grpo"]["metadata"]["labels"]
-    assert labels == {"pod-security.kubernetes.io/enforce": "restricted"}
-
-
-@every_pod
-def test_everything_that_a_pod_refers_to_is_there_and_no_secret_is_a_value(name: str) -> None:
-    pod = PODS[name]
-    assert pod["serviceAccountName"] in named("ServiceAccount")
-    assert sources(pod, "configMapRef").keys() <= named("ConfigMap").keys()
-    assert sources(pod, "secretRef").keys() <= named("Secret").keys()
-    assert sources(pod, "configMapRef") or name == "server", "how does it find the server?"
-    for container in pod["containers"]:
-        mounts = {mount["name"] for mount in container.get("volumeMounts", [])}
-        assert mounts == {volume["name"] for volume in pod.get("volumes", [])}
-        for variable in container.get("env", []):
-            assert is_known(variable["name"]) and not SECRET.search(variable["name"]), variable
-    claims = [v["persistentVolumeClaim"] for v in pod.get("volumes", []) if "persistentVolumeClaim" in v]
-    assert {claim["claimName"] for claim in claims} <= named("PersistentVolumeClaim").keys()
-
-
-def test_the_example_of_the_secrets_has_no_values_and_known_keys() -> None:
-    for secret in named("Secret").values():
-        assert set(secret["stringData"].values()) == {""}
-        assert "data" not in secret
-        assert all(is_known(key) and SECRET.search(key) for key in secret["stringData"])
-    for settings in named("ConfigMap").values():
-        assert all(is_known(key) and not SECRET.search(key) for key in settings["data"])
-
-
-def test_a_dispatcher_may_start_and_watch_jobs_and_nothing_else() -> None:
-    rules = named("Role")["dispatcher"]["rules"]
-    assert {resource: rule["verbs"] for rule in rules for resource in rule["resources"]} == {
-        "jobs": ["create", "delete", "get", "list", "watch"],
-        "pods": ["get", "list", "watch"],
-        "pods/log": ["get"],
-    }
-    assert named("ClusterRole") == {} == named("ClusterRoleBinding")
-    assert named("ServiceAccount")["setup"]["automountServiceAccountToken"] is False
-
-
-def test_only_the_server_has_the_database_and_only_the_set_up_the_webhook() -> None:
-    for secret, holder in (("server", "server"), ("notify", "setup")):
-        assert [name for name, pod in PODS.items() if secret in sources(pod, "secretRef")] == [holder]
-    assert "PREFECT_SERVER_DATABASE_CONNECTION_URL" in named("Secret")["server"]["stringData"]
-    assert "CHUNK_GRPO_NOTIFY_WEBHOOK" in named("Secret")["notify"]["stringData"]
-    (port,) = named("Service")["server"]["spec"]["ports"]
-    assert named("ConfigMap")["settings"]["data"]["PREFECT_API_URL"] == f"http://server:{port['port']}/api"
-
-
-@pytest.mark.parametrize("pool", POOLS)
-def test_dispatcher_serves_one_pool_and_passes_auth_by_reference(pool: str) -> None:
-    container = PODS[f"dispatcher-{pool}"]["containers"][0]
-    assert container["args"][3:7] == ["--pool", pool, "--type", "kubernetes"]
-    assert ("--with-healthcheck" in container["args"]) == ("livenessProbe" in container)
-    environment = {each["name"]: each["value"] for each in container["env"]}
-    prefix = "PREFECT_INTEGRATIONS_KUBERNETES_WORKER_API_AUTH_STRING_SECRET"
-    secret = named("Secret")[environment[f"{prefix}_NAME"]]
-    assert environment[f"{prefix}_KEY"] in secret["stringData"]
-
-
-@pytest.mark.parametrize("pool", POOLS)
-def test_a_flow_run_has_its_state_shared_memory_no_rights_and_on_the_pool_gpu_a_gpu(pool: str) -> None:
-    pod = job(pool)["spec"]["template"]["spec"]
-    volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in pod["containers"][0]["volumeMounts"]}
-    assert mounts[HOME]["persistentVolumeClaim"] == {"claimName": f"home-{pool}"}
-    assert mounts["/dev/shm"]["emptyDir"]["medium"] == "Memory"
-    assert pod["automountServiceAccountToken"] is False
-    assert job(pool)["spec"]["backoffLimit"] == 0  # a lost run is started again by an automation
-    assert ("nvidia.com/gpu" in pod["containers"][0]["resources"]["limits"]) == (pool == "gpu")
-    assert {each["optional"] for each in sources(pod, "secretRef").values()} == {True}
+    server = made("server", "prefect-server", "server")
+    check(server)
+    (policy,) = [
+        e["spec"] for e in MANIFESTS if e["kind"] == "NetworkPolicy" and e["metadata"]["name"] == "server"
+    ]
+    (deployment,) = [each["spec"]["template"] for each in server if each["kind"] == "Deployment"]
+    assert policy["podSelector"]["matchLabels"].items() <= deployment["metadata"]["labels"].items()
+    environment = [each["name"] for each in deployment["spec"]["containers"][0]["env"]]
+    assert [name for name in environment if name != "HOME" and not is_known(name)] == []
+    assert names(server, "Service") == {"server"}
+    for pool in POOLS:
+        name = f"dispatcher-{pool}"
+        dispatcher = made(name, "prefect-worker", "dispatcher", f"--set=worker.config.workPool={pool}")
+        check(dispatcher)
+        assert names(dispatcher, "Deployment") == names(dispatcher, "Role") == {name}
+        command = pods(dispatcher)[0]["containers"][0]["args"]
+        _app.parse_args(command[1:], exit_on_error=False, print_error=False)
 
 
 @pytest.mark.parametrize("machines", [1, 2])

@@ -9,7 +9,6 @@ from uuid import uuid4
 from prefect.client.schemas.objects import FlowRun
 from prefect.workers.base import BaseJobConfiguration
 from prefect_aws.workers.ecs_worker import ECSWorker
-from prefect_kubernetes.settings import KubernetesSettings
 from prefect_kubernetes.worker import KubernetesWorker
 
 from tests.infra.deployment_files import POOLS, template
@@ -41,15 +40,8 @@ def main() -> None:
         pool: worker._prepare_task_definition(each, region="eu-central-1", flow_run=flow_run)
         for pool, each in ecs.items()
     }
-    settings = KubernetesSettings()
-    secret = [settings.worker.api_auth_string_secret_name, settings.worker.api_auth_string_secret_key]
-    found = {
-        "jobs": {pool: each.job_manifest for pool, each in kubernetes.items()},
-        "definitions": definitions,
-        "secret": secret,
-        "namespaces": sorted(settings.observer.namespaces or ()),
-    }
-    json.dump(found, sys.stdout)
+    jobs = {pool: each.job_manifest for pool, each in kubernetes.items()}
+    json.dump({"jobs": jobs, "definitions": definitions}, sys.stdout)
 
 
 if __name__ == "__main__":
