@@ -31,16 +31,15 @@ OTHERS = {
     *("DO_NOT_TRACK", "DVC_NO_ANALYTICS"),
     *("PATH", "PYTHONUNBUFFERED", "PIP_DISABLE_PIP_VERSION_CHECK", "PIP_NO_CACHE_DIR"),
 }
-INTEGRATION = "PREFECT_INTEGRATIONS_"  # settings of prefect-kubernetes, which test_static_workers.py looks up
-SECRET = re.compile(r"PASSWORD|SECRET(?!_(NAME|KEY)$)|AUTH_STRING$|ACCESS_KEY|TOKEN|WEBHOOK|CONNECTION_URL")
+SECRET = re.compile(r"PASSWORD|SECRET|AUTH_STRING$|ACCESS_KEY|TOKEN|WEBHOOK|CONNECTION_URL")
 PINNED = re.compile(r"^[\w./-]+:v?\d+\.\d+(\.\d+)?(-[\w.-]+)?(@sha256:[0-9a-f]{64})?$")
 
 
 def is_known(variable: str) -> bool:
     """Whether a container may get this environment variable: ours, or a documented one of a library."""
-    if variable.startswith("PREFECT_") and not variable.startswith(INTEGRATION):
+    if variable.startswith("PREFECT_"):
         return hasattr(prefect.settings, variable)
-    return variable in OURS | OTHERS or variable.startswith(INTEGRATION)
+    return variable in OURS | OTHERS
 
 
 def lint(tool: str, *arguments: str | Path) -> None:

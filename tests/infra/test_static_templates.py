@@ -4,8 +4,7 @@ import jsonschema
 import pytest
 from prefect.utilities.templating import find_placeholders
 
-from infra.setup import SetUp
-from tests.infra.deployment_files import INFRA, POOLS, SECRET, rendered, strings, template, variables
+from tests.infra.deployment_files import POOLS, SECRET, rendered, strings, template, variables
 
 FILLED_IN = {"name", "command"}
 """Variables of a template that Prefect fills in for each flow run."""
@@ -26,12 +25,3 @@ def test_every_variable_is_used_explained_and_its_default_allowed(kind: str, poo
     assert [each for each in strings(configuration) if "{{" in each] == []
     assert [each for each in strings(configuration) if each.isupper() and SECRET.search(each)] == []
     assert variables(base).keys() - variables(template(kind, "cpu")).keys() <= {"gpu_count", "machines"}
-
-
-@pytest.mark.parametrize(("kind", "type_"), [("kubernetes", "kubernetes"), ("aws", "ecs")])
-def test_setup_creates_pools_from_templates(kind: str, type_: str) -> None:
-    files = {pool: INFRA / kind / f"{pool}.json" for pool in POOLS}
-    pools = SetUp(pool_type=type_, templates=files).pools()
-    assert [(pool.name, pool.type, pool.template) for pool in pools] == [
-        (pool, type_, template(kind, pool)) for pool in POOLS
-    ]
