@@ -1,8 +1,7 @@
-"""`prefect server start` with `infra.gaps` and `Door`: the server of `make serve`, compose and Kubernetes."""
+"""`prefect server start` with `Door`: the server of `make serve`, compose and Kubernetes."""
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
@@ -86,11 +85,6 @@ def _shut(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE", "infra.gaps")
-    from infra.gaps import GAPS, forgive  # here: Prefect reads its settings when it is imported
-
-    forgive()
-    GAPS.watch()
     _shut(sys.argv[1:])
     sys.argv[1:1] = ["server", "start"]
     runpy.run_module("prefect", run_name="__main__", alter_sys=True)
