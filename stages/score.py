@@ -10,7 +10,6 @@ from chunk_grpo.artifacts.kept import KEPT, forget_recorded
 from chunk_grpo.artifacts.schemas import SCORER_KEY
 from chunk_grpo.artifacts.table_checks import check_scale
 from chunk_grpo.config import Params
-from chunk_grpo.config.score_scales import scale
 from chunk_grpo.config.scorers import InProcess
 from chunk_grpo.library.scoring import images_to_score, kept_scores, score_rows
 from chunk_grpo.machines import owns_disk
@@ -55,7 +54,7 @@ def main(params: Params, arguments: Arguments) -> None:
         kept = kept_scores(spec, scorer.settings, tables, arguments.prompts)
         rows = score_rows(spec.key, scorer, images, prompts, kept, workers, spec.refusals)
         table = table_from_rows(rows, "scores")
-        check_scale(table, arguments.out, *scale(scorer.settings)[1:])
+        check_scale(table, arguments.out, *scorer.settings.value_scale[1:])
     if workers.is_main:
         write_table(table, arguments.out, "scores", {SCORER_KEY.decode(): json.dumps(spec.to_json())})
     is_owner = owns_disk(KEPT)

@@ -11,9 +11,8 @@ from pydantic import BaseModel, ValidationError
 from chunk_grpo.config import Params, load_params, parse_params
 from chunk_grpo.config.families import family_names
 from chunk_grpo.config.notices import notices
-from chunk_grpo.config.scorers import AnyScorer
+from chunk_grpo.config.scorer_settings import ScorerSettings
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.scorers.running.registry import BUILT_IN
 from tests.params_edits import FUZZ, RAW, ROOT, drop, only_problem, paths, problems, put
 
 
@@ -66,10 +65,19 @@ DPG: dict[str, object] = {"kind": "dpg", "path": "dpg_bench.csv", "count": None}
 JUDGED: dict[str, object] = {"prompts.benchmarks.more": LEGACY, "scorers.judge": WISE}
 
 
-def test_every_kind_of_scorer_is_in_the_registry() -> None:
-    models = typing.get_args(typing.get_args(AnyScorer)[0])
-    kinds = {kind for model in models for kind in typing.get_args(model.model_fields["kind"].annotation)}
-    assert kinds - {"external"} == set(BUILT_IN)
+def test_a_kind_of_scorer_declares_its_class_its_network_and_its_scale() -> None:
+    with pytest.raises(TypeError, match="Forgetful must declare NETWORK and SCORER"):
+
+        class Forgetful(ScorerSettings):
+            kind: typing.Literal["forgetful"]
+
+    class Unbounded(ScorerSettings):
+        SCORER = "somewhere:Unbounded"
+        NETWORK = None
+        kind: typing.Literal["unbounded"]
+
+    with pytest.raises(TypeError, match="value_scale"):
+        Unbounded(kind="unbounded", splits=("eval",), batch_size=1)
 
 
 @pytest.mark.parametrize(

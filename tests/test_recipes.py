@@ -65,7 +65,15 @@ FREE = '"free": lambda ratio, terms, bounds: ratio * terms.advantage[:, None], '
 SETTINGS = """
 
 class DummyScorer(ScorerSettings):
+    SCORER = "chunk_grpo.scorers.dummy:Dummy"
+    NETWORK = NO_NETWORK
+
     kind: Literal["dummy"]
+
+    @property
+    def value_scale(self) -> Scale:
+        return UNIT
+
 """
 DVC_STAGE = """\
   dummy:
@@ -100,12 +108,9 @@ EDITS: dict[str, dict[str, list[tuple[str, str]] | str]] = {
     "a scorer": {
         "chunk_grpo/config/scorers.py": [
             ("AnyScorer = Annotated[\n", "    DummyScorer |\n"),
-            ("    files: tuple[Text, ...] = ()\n", SETTINGS),
+            ('        return Scale("defined by the scorer")\n', SETTINGS),
         ],
         "chunk_grpo/scorers/NAME.py": SCORER,
-        "chunk_grpo/scorers/running/registry.py": [
-            ("BUILT_IN: dict[str, str] = {\n", '    "dummy": "chunk_grpo.scorers.dummy:Dummy",\n')
-        ],
     },
     "a model family": {"chunk_grpo/families/models/NAME.py": FAMILY},
     "a stage": {"stages/NAME.py": STAGE, "dvc.yaml": [("\nstages:\n", DVC_STAGE)]},

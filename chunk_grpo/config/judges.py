@@ -2,13 +2,21 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, field_validator
 from pydantic_core import PydanticCustomError
 
 from chunk_grpo.config.questions import parse_questions
-from chunk_grpo.config.scorer_settings import JsonMapping, RefusingScorer, Url, Variable
+from chunk_grpo.config.scorer_settings import (
+    NO_NETWORK,
+    RIGHT_OR_NOT,
+    JsonMapping,
+    RefusingScorer,
+    Scale,
+    Url,
+    Variable,
+)
 from chunk_grpo.config.section import Section, Text
 from chunk_grpo.config.templates import parse_template
 
@@ -53,7 +61,8 @@ def _check_keys(keys: Sequence[str], metadata: Mapping[str, object]) -> None:
 class JudgeSettings(RefusingScorer):
     """Settings common to the scorers that ask a judge, a vision-language model at an OpenAI-compatible endpoint."""
 
-    NON_SCORING_FIELDS: ClassVar[frozenset[str]] = RefusingScorer.NON_SCORING_FIELDS | {
+    NETWORK = NO_NETWORK
+    NON_SCORING_FIELDS = RefusingScorer.NON_SCORING_FIELDS | {
         *("concurrency", "attempts", "timeout_seconds", "api_key_variable", "answers")
     }
 
@@ -98,7 +107,8 @@ class JudgeSettings(RefusingScorer):
 class WiseScorer(JudgeSettings):
     """WISE: a judge of images of knowledge prompts."""
 
-    NON_SCORING_FIELDS: ClassVar[frozenset[str]] = JudgeSettings.NON_SCORING_FIELDS | {
+    SCORER = "chunk_grpo.scorers.wise.scorer:Wise"
+    NON_SCORING_FIELDS = JudgeSettings.NON_SCORING_FIELDS | {
         "instructions"  # the path; the content is hashed separately
     }
 
@@ -114,6 +124,11 @@ class WiseScorer(JudgeSettings):
     def wording_files(self) -> dict[str, str]:
         """The evaluator's copy."""
         return {} if self.instructions is None else {"instructions": self.instructions}
+
+    @property
+    def value_scale(self) -> Scale:
+        """Scale of the values."""
+        return Scale("WiScore, 0 to 1", 0, 1) if self.protocol == "legacy" else RIGHT_OR_NOT
 
 
 class NumberReading(Section):
@@ -139,10 +154,11 @@ class YesReading(Section):
 class VlmJudgeScorer(JudgeSettings):
     """A judge answers a question of yours about each image."""
 
-    NON_SCORING_FIELDS: ClassVar[frozenset[str]] = JudgeSettings.NON_SCORING_FIELDS | {
+    SCORER = "chunk_grpo.scorers.judging.vlm_judge:VlmJudge"
+    NON_SCORING_FIELDS = JudgeSettings.NON_SCORING_FIELDS | {
         "template_file"  # the path; the content is hashed separately
     }
-    DATA_FIELDS: ClassVar[tuple[str, ...]] = ("metadata_keys",)
+    DATA_FIELDS = ("metadata_keys",)
 
     kind: Literal["vlm-judge"]
     system: Text | None
@@ -168,6 +184,16 @@ class VlmJudgeScorer(JudgeSettings):
         """Keys of the metadata that `template` asks for; those of `template_file` are found when it is read."""
         return () if self.template is None else parse_template(self.template).keys
 
+    @property
+    def value_scale(self) -> Scale:
+        """Scale of the values."""
+        match self.reading:
+            case NumberReading(scale="judge", lowest=low, highest=high):
+                return Scale(f"judge's scale, {low:g} to {high:g}", low, high)
+            case NumberReading():
+                return Scale("judge's scale, as 0 to 1", 0, 1)
+        return Scale("probability of yes, 0 to 1", 0, 1)
+
     def check_data(self, prompt: str, metadata: Mapping[str, object]) -> None:
         """Check that the metadata has what `template` asks for."""
         _check_keys(self.metadata_keys, metadata)
@@ -176,7 +202,8 @@ class VlmJudgeScorer(JudgeSettings):
 class QuestionsScorer(JudgeSettings):
     """A judge answers the questions that the metadata of a prompt lists, each with yes or no; DPG-Bench's rule."""
 
-    DATA_FIELDS: ClassVar[tuple[str, ...]] = ("metadata_keys",)
+    SCORER = "chunk_grpo.scorers.judging.questions:Questions"
+    DATA_FIELDS = ("metadata_keys",)
 
     kind: Literal["questions"]
     system: Text | None
@@ -191,6 +218,11 @@ class QuestionsScorer(JudgeSettings):
     def metadata_keys(self) -> tuple[str, ...]:
         """Keys of the metadata that `template` asks for, besides the questions."""
         return parse_template(self.template, QUESTION_FIELDS).keys
+
+    @property
+    def value_scale(self) -> Scale:
+        """Scale of the values."""
+        return Scale("share of questions, 0 to 1", 0, 1)
 
     def check_data(self, prompt: str, metadata: Mapping[str, object]) -> None:
         """Check that the metadata has questions, and what `template` asks for."""

@@ -1,9 +1,10 @@
 """Settings common to scorers of params.yaml: the section's base classes and the types of its values."""
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from math import isfinite
-from typing import Annotated, Any, ClassVar, Literal
+from math import inf, isfinite
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
@@ -79,8 +80,40 @@ class Weights(Section):
     """Hub commit; null for a local folder."""
 
 
-class ScorerSettings(Section):
-    """Settings common to all scorers."""
+class Scale(NamedTuple):
+    """Scale of a scorer's values: kind and range as text, and the least and largest value. Higher is always better."""
+
+    text: str
+    low: float = -inf
+    high: float = inf
+
+
+RIGHT_OR_NOT = Scale("1: right, 0: not", 0, 1)
+UNIT = Scale("0 to 1", 0, 1)
+
+
+class Network(NamedTuple):
+    """A scorer's network on the card: number of weights, and operations an image, about."""
+
+    weights: int
+    flop: float
+
+
+NO_NETWORK = Network(0, 0.0)
+"""The scorer takes no GPU: rules, models on the CPU, or a judge elsewhere."""
+
+
+class ScorerSettings(Section, ABC):
+    """Settings common to all scorers, and what each kind declares: its class, its network and its scale."""
+
+    SCORER: ClassVar[str]
+    """`module:attribute` of the scorer's class, imported on use."""
+
+    EXTRA: ClassVar[str] = "scoring"
+    """Extra of this package with the packages that the scorer needs."""
+
+    NETWORK: ClassVar[Network | None]
+    """Network by which a run is planned; None: not known, which the plan says."""
 
     NON_SCORING_FIELDS: ClassVar[frozenset[str]] = frozenset({"splits", "batch_size"})
     """Settings that cannot change a score: the choice of images and the cost of scoring."""
@@ -94,6 +127,21 @@ class ScorerSettings(Section):
     batch_size: BatchSize
     """Images scored at a time; reduced when the device runs out of memory. The last digits apart, does not affect
     results."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        """Require the declarations of a kind where it is defined."""
+        super().__pydantic_init_subclass__(**options)
+        missing = {"SCORER", "NETWORK"} - set(dir(cls)) if "kind" in cls.model_fields else set()
+        if missing:
+            raise TypeError(
+                f"{cls.__name__} must declare {' and '.join(sorted(missing))} (CONTRIBUTING.md, Add a scorer)"
+            )
+
+    @property
+    @abstractmethod
+    def value_scale(self) -> Scale:
+        """Scale of the values: a score outside of it is an error."""
 
     @property
     def images_at_once(self) -> int:

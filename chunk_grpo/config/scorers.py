@@ -5,15 +5,20 @@ A scorer's settings affect its scores and are part of its identity; its executor
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from chunk_grpo.config.judges import QuestionsScorer, VlmJudgeScorer, WiseScorer
 from chunk_grpo.config.scorer_settings import (
+    NO_NETWORK,
+    RIGHT_OR_NOT,
+    UNIT,
     Dtype,
     JsonMapping,
+    Network,
     RefusingScorer,
+    Scale,
     ScorerSettings,
     Url,
     Variable,
@@ -21,15 +26,29 @@ from chunk_grpo.config.scorer_settings import (
 )
 from chunk_grpo.config.section import Fraction, Section, Text
 
+_VIT_H = Network(986_000_000, 2 * (0.632e9 * 257 + 0.354e9 * 77))
+"""laion/CLIP-ViT-H-14-laion2B-s32B-b79K: 0.632 billion weights for 257 patches, 0.354 for 77 tokens."""
+
 
 class ShapesScorer(ScorerSettings):
     """Scorer of the toy world: exact rules, a smooth grade of them, or vividness."""
 
+    SCORER = "chunk_grpo.scorers.shapes:shapes_scorer"
+    NETWORK = NO_NETWORK
+
     kind: Literal["shapes-exact", "shapes-graded", "shapes-vivid"]
+
+    @property
+    def value_scale(self) -> Scale:
+        """Scale of the values."""
+        return RIGHT_OR_NOT if self.kind == "shapes-exact" else UNIT
 
 
 class ClipScorer(ScorerSettings):
     """Similarity of image and prompt by a CLIP model."""
+
+    SCORER = "chunk_grpo.scorers.clip:ClipScore"
+    NETWORK = None
 
     kind: Literal["clip"]
     model: Weights
@@ -46,9 +65,17 @@ class ClipScorer(ScorerSettings):
     """Scale of the scores: `cosine` in [-1, 1], or `logit`, the cosine times exp(logit_scale). Source:
     docs/scorers.md."""
 
+    @property
+    def value_scale(self) -> Scale:
+        """Scale of the values."""
+        return Scale(f"similarity, {self.scale}")
+
 
 class PickScoreScorer(ScorerSettings):
     """PickScore: a CLIP ViT-H/14 tuned on preferences."""
+
+    SCORER = "chunk_grpo.scorers.clip:PickScore"
+    NETWORK = _VIT_H
 
     kind: Literal["pickscore"]
     model: Weights
@@ -61,9 +88,17 @@ class PickScoreScorer(ScorerSettings):
     """Scale of the scores: `logit` (good images: about 22), `cosine` (about 0.22) or `logit/26` (about 0.85). Source:
     docs/scorers.md."""
 
+    @property
+    def value_scale(self) -> Scale:
+        """Scale of the values."""
+        return Scale(f"preference, {self.scale}")
+
 
 class HPSv2Scorer(ScorerSettings):
     """HPSv2.1: a CLIP ViT-H/14 tuned on preferences, in open_clip's format."""
+
+    SCORER = "chunk_grpo.scorers.hpsv2:HPSv2"
+    NETWORK = _VIT_H
 
     kind: Literal["hpsv2"]
     model: Weights
@@ -76,9 +111,18 @@ class HPSv2Scorer(ScorerSettings):
     """Scale of the scores: `cosine` (good images: about 0.3) or, as published, `cosine*100`. Source:
     docs/scorers.md."""
 
+    @property
+    def value_scale(self) -> Scale:
+        """Scale of the values."""
+        return Scale(f"preference, {self.scale}")
+
 
 class ImageRewardScorer(ScorerSettings):
     """ImageReward: BLIP with a regression head, standardised."""
+
+    SCORER = "chunk_grpo.scorers.imagereward:ImageReward"
+    # ImageReward.pt, 1.79 GB of float32: BLIP with ViT-L/16 at 224 pixels (197 patches) and BERT base.
+    NETWORK = Network(447_000_000, 2 * (0.304e9 * 197 + 0.14e9 * 35))
 
     kind: Literal["imagereward"]
     model: Weights
@@ -88,9 +132,20 @@ class ImageRewardScorer(ScorerSettings):
     dtype: Dtype
     """Precision of the weights."""
 
+    @property
+    def value_scale(self) -> Scale:
+        """Scale of the values."""
+        return Scale("preference, standardised")
+
 
 class HPSv3Scorer(ScorerSettings):
     """HPSv3: Qwen2-VL-7B with a head that predicts the mean of a preference score at a special token."""
+
+    SCORER = "chunk_grpo.scorers.hpsv3:HPSv3"
+    # Qwen2-VL-7B without its output layer (Qwen/Qwen2-VL-7B-Instruct, config.json: 28 layers, 3584 wide, MLP 18944, 4
+    # key heads of 128, vocabulary 152064; vision 32 layers, 1280 wide). About 500 tokens: 256 of the image, the rest
+    # HPSv3's question; 1024 patches.
+    NETWORK = Network(7_746_000_000, 2 * (6.53e9 * 500 + 0.63e9 * 1024))
 
     kind: Literal["hpsv3"]
     model: Weights
@@ -101,9 +156,18 @@ class HPSv3Scorer(ScorerSettings):
     dtype: Dtype
     """Precision of the backbone's weights; the head is float32."""
 
+    @property
+    def value_scale(self) -> Scale:
+        """Scale of the values."""
+        return Scale("preference, unbounded")
+
 
 class AestheticScorer(ScorerSettings):
     """LAION's improved aesthetic predictor: a regression head on CLIP's image embeddings; it uses no prompt."""
+
+    SCORER = "chunk_grpo.scorers.aesthetic:Aesthetic"
+    # openai/clip-vit-large-patch14; of it the image encoder, 0.304 billion weights, runs on 257 patches.
+    NETWORK = Network(428_000_000, 2 * 0.304e9 * 257)
 
     kind: Literal["aesthetic"]
     model: Weights
@@ -114,9 +178,17 @@ class AestheticScorer(ScorerSettings):
     dtype: Dtype
     """Precision of the encoder's weights; the head is float32."""
 
+    @property
+    def value_scale(self) -> Scale:
+        """Scale of the values."""
+        return Scale("rating, about 1 to 10")
+
 
 class GenEvalScorer(ScorerSettings):
     """GenEval's rules on a Mask2Former's detections."""
+
+    SCORER = "chunk_grpo.scorers.geneval.scorer:GenEval"
+    NETWORK = None
 
     kind: Literal["geneval"]
     detector: Weights
@@ -137,11 +209,19 @@ class GenEvalScorer(ScorerSettings):
     """Value of an image. `exact`: 1 or 0, GenEval's verdict; `graded`: Flow-GRPO's reward, at most 1, by the numbers,
     colours and positions that are right. Source: GenEval."""
 
+    @property
+    def value_scale(self) -> Scale:
+        """Scale of the values."""
+        return RIGHT_OR_NOT if self.reward == "exact" else Scale("graded, at most 1", high=1)
+
 
 class OcrScorer(ScorerSettings):
     """Rendering of text: edit distance between the text read in an image and the text that it should show."""
 
-    DATA_FIELDS: ClassVar[tuple[str, ...]] = ("text_field",)
+    SCORER = "chunk_grpo.scorers.ocr:Ocr"
+    EXTRA = "ocr"
+    NETWORK = NO_NETWORK
+    DATA_FIELDS = ("text_field",)
 
     kind: Literal["ocr"]
     text_field: Text | None = "text"
@@ -149,6 +229,11 @@ class OcrScorer(ScorerSettings):
     Source: ours; null: Flow-GRPO's code."""
     recogniser: Weights | None = None
     """Folder or hub id with models for rapidocr, one `*det*.onnx` and one `*rec*.onnx`; null: those in the package."""
+
+    @property
+    def value_scale(self) -> Scale:
+        """Scale of the values."""
+        return UNIT
 
     def target(self, prompt: str, metadata: Mapping[str, object]) -> str:
         """Text that an image of the prompt should show.
@@ -182,7 +267,9 @@ class OcrScorer(ScorerSettings):
 class ExternalScorer(RefusingScorer):
     """Scorer from outside this package."""
 
-    NON_SCORING_FIELDS: ClassVar[frozenset[str]] = RefusingScorer.NON_SCORING_FIELDS | {
+    SCORER = "chunk_grpo.scorers.running.external:External"
+    NETWORK = None
+    NON_SCORING_FIELDS = RefusingScorer.NON_SCORING_FIELDS | {
         "files"  # their paths; their content is in the hash of the scorer's code
     }
 
@@ -195,6 +282,11 @@ class ExternalScorer(RefusingScorer):
     """Keyword arguments of the scorer."""
     files: tuple[Text, ...] = ()
     """Files and folders that the scorer reads; their content is part of its identity, like its code."""
+
+    @property
+    def value_scale(self) -> Scale:
+        """Scale of the values."""
+        return Scale("defined by the scorer")
 
 
 AnyScorer = Annotated[

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from chunk_grpo.artifacts import RunManifest
 from chunk_grpo.config.judges import WiseScorer
-from chunk_grpo.config.score_scales import Scale
+from chunk_grpo.config.scorer_settings import Scale
 from chunk_grpo.errors import DataError
 
 BASE = "base"

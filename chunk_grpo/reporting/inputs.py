@@ -23,7 +23,6 @@ from chunk_grpo.config.judges import WiseScorer
 from chunk_grpo.config.policies import ComparedImages
 from chunk_grpo.config.prompts import WisePrompts
 from chunk_grpo.config.resolved import resolved_variant
-from chunk_grpo.config.score_scales import scale
 from chunk_grpo.config.scorers import AnyScorer, GenEvalScorer
 from chunk_grpo.reporting.evidence import (
     BASE,
@@ -89,7 +88,7 @@ def _use(name: str, scorer: AnyScorer) -> ScorerUse:
     kind = (
         "geneval-graded" if isinstance(scorer, GenEvalScorer) and scorer.reward == "graded" else scorer.kind
     )
-    return ScorerUse(name, kind, scorer.splits, scale(scorer), judge)
+    return ScorerUse(name, kind, scorer.splits, scorer.value_scale, judge)
 
 
 def _prompt_kinds(params: Params) -> dict[str, PromptKind]:

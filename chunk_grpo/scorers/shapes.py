@@ -56,6 +56,12 @@ class ShapesVivid(ConfiguredScorer[ShapesScorer]):
         return Scores(np.array([vividness(image) for image in _floats(batch.images)]))
 
 
+def shapes_scorer(key: str, settings: ShapesScorer, device: str | None) -> ConfiguredScorer[ShapesScorer]:
+    """The scorer of a kind, which needs no device."""
+    kinds = {"shapes-exact": ShapesExact, "shapes-graded": ShapesGraded, "shapes-vivid": ShapesVivid}
+    return kinds[settings.kind](key, settings, device)
+
+
 def _floats(images: Pictures) -> NDArray[np.float32]:
     """Images as float32 [B, 3, H, W] in [0, 1]."""
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2), dtype=np.float32) / np.float32(255)

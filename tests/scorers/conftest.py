@@ -1,3 +1,4 @@
+import gc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,3 +42,10 @@ def pool() -> Iterator[ThreadPoolExecutor]:
     """Threads for clients that wait."""
     with ThreadPoolExecutor(8) as pool:
         yield pool
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_collections() -> None:
+    """Leave the imported packages out of the garbage collections that follow each scorer's end."""
+    gc.collect()
+    gc.freeze()

@@ -8,6 +8,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -16,11 +17,12 @@ from safetensors.torch import load_file, save_file
 
 from chunk_grpo.config import load_params
 from chunk_grpo.config.scorer_settings import Weights
+from chunk_grpo.config.scorers import AnyScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.image_files import as_pictures
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.contract import check_contract
-from chunk_grpo.scorers.running.registry import BUILT_IN, make_scorer
+from chunk_grpo.scorers.running.registry import make_scorer
 from chunk_grpo.shapes.prompts import all_prompts
 from chunk_grpo.shapes.render import render
 from chunk_grpo.shapes.scene import Scene, Thing
@@ -184,7 +186,9 @@ def make(folder, settings, monkeypatch, models):
 
 
 def test_every_built_in_scorer_is_pinned():
-    assert set(VERSIONS) == set(BUILT_IN) == {*SHAPES_SCORERS, *FILES, *JUDGES, "ocr"}
+    sections = get_args(get_args(AnyScorer)[0])
+    kinds = {kind for section in sections for kind in get_args(section.model_fields["kind"].annotation)}
+    assert set(VERSIONS) == kinds - {"external"} == {*SHAPES_SCORERS, *FILES, *JUDGES, "ocr"}
 
 
 def test_names(make):
@@ -194,10 +198,10 @@ def test_names(make):
         "vlm-judge": "vlm-judge/tiny-judge",
         "questions": "questions/tiny-judge",
     }
-    assert {kind: make(kind).name for kind in BUILT_IN} == {kind: models.get(kind, kind) for kind in BUILT_IN}
+    assert {kind: make(kind).name for kind in VERSIONS} == {kind: models.get(kind, kind) for kind in VERSIONS}
 
 
-@pytest.mark.parametrize("kind", BUILT_IN)
+@pytest.mark.parametrize("kind", VERSIONS)
 @pytest.mark.parametrize("changes", [{}, {"batch_size": 2}], ids=["together", "by two"])
 def test_a_version_scores_what_it_always_scored(kind, changes, make):
     version, values = VERSIONS[kind]
@@ -206,12 +210,12 @@ def test_a_version_scores_what_it_always_scored(kind, changes, make):
     assert scorer.score(batch(kind)).values == pytest.approx(values, rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", BUILT_IN)
+@pytest.mark.parametrize("kind", VERSIONS)
 def test_every_built_in_scorer_keeps_the_contract(kind, make):
     check_contract(make(kind), batch(kind))
 
 
-@pytest.mark.parametrize("kind", BUILT_IN)
+@pytest.mark.parametrize("kind", VERSIONS)
 @pytest.mark.parametrize(("height", "width"), [(8, 2048), (2048, 8), (1, 51), (0, 0)])
 def test_images_that_are_too_narrow_are_refused(kind, height, width, make):
     given = batch(kind)

@@ -11,27 +11,6 @@ from chunk_grpo.errors import ConfigError, install_command
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.running.external import External
 
-BUILT_IN: dict[str, str] = {
-    "shapes-exact": "chunk_grpo.scorers.shapes:ShapesExact",
-    "shapes-graded": "chunk_grpo.scorers.shapes:ShapesGraded",
-    "shapes-vivid": "chunk_grpo.scorers.shapes:ShapesVivid",
-    "clip": "chunk_grpo.scorers.clip:ClipScore",
-    "pickscore": "chunk_grpo.scorers.clip:PickScore",
-    "imagereward": "chunk_grpo.scorers.imagereward:ImageReward",
-    "hpsv2": "chunk_grpo.scorers.hpsv2:HPSv2",
-    "hpsv3": "chunk_grpo.scorers.hpsv3:HPSv3",
-    "aesthetic": "chunk_grpo.scorers.aesthetic:Aesthetic",
-    "geneval": "chunk_grpo.scorers.geneval.scorer:GenEval",
-    "wise": "chunk_grpo.scorers.wise.scorer:Wise",
-    "ocr": "chunk_grpo.scorers.ocr:Ocr",
-    "vlm-judge": "chunk_grpo.scorers.judging.vlm_judge:VlmJudge",
-    "questions": "chunk_grpo.scorers.judging.questions:Questions",
-}
-"""Kind in params.yaml to class, imported on use."""
-
-_EXTRAS = {"ocr": "ocr"}
-"""Kind to the extra with its packages; other kinds: scoring."""
-
 
 def make_scorer(key: str, settings: AnyScorer, device: str | None = None) -> Scorer:
     """Make a scorer in this process. Loads no model yet.
@@ -47,11 +26,11 @@ def make_scorer(key: str, settings: AnyScorer, device: str | None = None) -> Sco
     if isinstance(settings, ExternalScorer):
         return External(key, settings)
     try:
-        scorer: Scorer = load(BUILT_IN[settings.kind])(key, settings, device)
+        scorer: Scorer = load(settings.SCORER)(key, settings, device)
     except ImportError as error:
         raise ConfigError(
             f"scorers.{key}: kind {settings.kind} needs a package that is not installed ({error}); "
-            f"{install_command(_EXTRAS.get(settings.kind, 'scoring'))}"
+            f"{install_command(settings.EXTRA)}"
         ) from error
     return scorer
 
