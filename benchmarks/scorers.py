@@ -155,7 +155,7 @@ def pickscore(folder: Path, name: str, batch: ScoreBatch) -> Pair:
         scale="logit",
     )
     scorer = PickScore("pickscore", settings, "cpu")
-    _, processor = scorer._load()
+    _, processor = scorer.models
 
     def preprocess() -> object:
         return processor.pixels(batch.images), processor.tokens(list(dict.fromkeys(batch.prompts)))
@@ -190,7 +190,7 @@ def hpsv3(
     """HPSv3: ours, and the package if its interpreter is given."""
     home = checkpoints_hpsv3.make_hpsv3(folder / "hpsv3", sizes=HPSV3_SIZES)
     scorer = hpsv3_scorer(home, batch_size=arguments.batch_size)
-    model = scorer._load()
+    model = scorer.models
     original = None
     if arguments.hpsv3_python is not None:
         package = hpsv3_package(scorer.settings, arguments.hpsv3_python, "cpu")

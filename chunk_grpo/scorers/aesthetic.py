@@ -6,20 +6,18 @@ christophschuhmann/improved-aesthetic-predictor at 6934dd8, simple_inference.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pickle import UnpicklingError
+from functools import cached_property
+from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from chunk_grpo.config.scorer_settings import Weights
 from chunk_grpo.config.scorers import AestheticScorer
-from chunk_grpo.errors import DataError
 from chunk_grpo.scorers import clip_model
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.clip_model import ClipEncoder, ClipProcessor
 from chunk_grpo.scorers.regression_head import regression_head
-from chunk_grpo.scorers.running.checkpoints import find_checkpoint
+from chunk_grpo.scorers.running.checkpoints import readable
 from chunk_grpo.scorers.running.configured import ConfiguredScorer, chosen_device
 from chunk_grpo.weights import check_shapes
 
@@ -27,27 +25,22 @@ MODEL_FILES = ("sac+logos+ava1-l14-linearMSE.pth",)
 """The authors' head for CLIP ViT-L/14, trained on SAC, LAION-Logos and AVA."""
 
 
-def load_head(key: str, weights: Weights, width: int, device: str) -> nn.Sequential:
+def load_head(key: str, folder: Path, width: int, device: str) -> nn.Sequential:
     """Load the regression head, in float32.
 
     Args:
         key: Key of params.yaml, such as scorers.aesthetic.model, for messages.
-        weights: Folder or hub id.
+        folder: Folder with MODEL_FILES.
         width: Width of the image embeddings.
         device: Device such as cuda:1.
 
     Raises:
-        DataError: The file is missing or damaged, or weights are missing, surplus or of another shape; the message
-            names them.
+        DataError: The file is damaged, or weights are missing, surplus or of another shape; the message names them.
     """
-    path = find_checkpoint(key, weights, MODEL_FILES) / MODEL_FILES[0]
-    try:
+    path = folder / MODEL_FILES[0]
+    with readable(f"{key}: {path} cannot be read"):
         tensors: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
         found = {name: value.shape for name, value in tensors.items()}
-    except (OSError, ValueError, RuntimeError, UnpicklingError, AttributeError) as error:
-        raise DataError(
-            f"{key}: {path} cannot be read ({type(error).__name__}: {error}). Fetch the file again."
-        ) from error
     head = regression_head(width)
     check_shapes(
         f"{key}: weights in {path}",
@@ -65,7 +58,6 @@ class Aesthetic(ConfiguredScorer[AestheticScorer]):
 
     version = 1
     needs = frozenset()
-    _models: tuple[nn.Sequential, ClipEncoder, ClipProcessor] | None = None
 
     @property
     def files(self) -> Mapping[str, Sequence[str]]:
@@ -78,31 +70,24 @@ class Aesthetic(ConfiguredScorer[AestheticScorer]):
         Raises:
             DataError: A model cannot be loaded.
         """
-        if not len(batch):
-            return Scores(np.zeros(0))
-        head, encoder, processor = self._load()
+        head, encoder, processor = self.models
         embeddings = torch.from_numpy(encoder.embed_images(processor.pixels(batch.images))).float()
         with torch.inference_mode():
             ratings = head(embeddings.to(chosen_device(self.device)))[:, 0]
         return Scores(ratings.double().cpu().numpy())
 
-    def close(self) -> None:
-        """Release the models."""
-        self._models = None
-        super().close()
-
-    def _load(self) -> tuple[nn.Sequential, ClipEncoder, ClipProcessor]:
-        if self._models is None:
-            settings, key, device = self.settings, f"scorers.{self.key}", chosen_device(self.device)
-            encoder = self.take_model(
-                clip_model.encoder_key(settings.encoder, settings.dtype, device),
-                lambda: clip_model.load_encoder(f"{key}.encoder", settings.encoder, settings.dtype, device),
-            )
-            width = int(encoder.model.config.projection_dim)
-            head = self.take_model(
-                ("aesthetic", settings, device),
-                lambda: load_head(f"{key}.model", settings.model, width, device),
-            )
-            processor = clip_model.load_processor(f"{key}.encoder", settings.encoder, encoder, "processor")
-            self._models = head, encoder, processor
-        return self._models
+    @cached_property
+    def models(self) -> tuple[nn.Sequential, ClipEncoder, ClipProcessor]:
+        """Head, encoder and processor."""
+        settings, device = self.settings, chosen_device(self.device)
+        encoder = clip_model.take_encoder(self, "encoder")
+        width = int(encoder.model.config.projection_dim)
+        head = self.take_model(
+            ("aesthetic", settings, device),
+            lambda: load_head(self.where("model"), self.folder("model"), width, device),
+        )
+        return (
+            head,
+            encoder,
+            clip_model.load_processor(self.where("encoder"), self.folder("encoder"), encoder),
+        )

@@ -11,22 +11,19 @@ The softmax is omitted: it makes an image's score depend on the other images.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TypeVar
 
-import numpy as np
-
-from chunk_grpo.config.scorer_settings import Weights
 from chunk_grpo.config.scorers import ClipScorer, PickScoreScorer
-from chunk_grpo.scorers.base import FloatArray, ScoreBatch, Scores
+from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.clip_model import (
     MODEL_FILES,
     PROCESSOR_FILES,
     ClipEncoder,
     ClipProcessor,
     Resize,
-    encoder_key,
-    load_encoder,
     load_processor,
+    take_encoder,
 )
 from chunk_grpo.scorers.running.configured import ConfiguredScorer, model_name
 
@@ -39,8 +36,6 @@ ClipSettings = TypeVar("ClipSettings", bound=ClipScorer | PickScoreScorer)
 class _Similarity(ConfiguredScorer[ClipSettings]):
     """Cosine of image and prompt times a factor. Scorers with the same encoder share it."""
 
-    _models: tuple[ClipEncoder, ClipProcessor] | None = None
-
     @property
     def files(self) -> Mapping[str, Sequence[str]]:
         """File patterns of the model, and of the image processor and tokenizer, which may be in the same folder."""
@@ -49,41 +44,21 @@ class _Similarity(ConfiguredScorer[ClipSettings]):
         return {"model": MODEL_FILES, "processor": PROCESSOR_FILES}
 
     def score_rows(self, batch: ScoreBatch) -> Scores:
-        """Score the images of a batch; each distinct prompt is encoded once.
+        """Score the images of a batch.
 
         Raises:
             DataError: The model cannot be loaded.
         """
-        if not len(batch):
-            return Scores(np.zeros(0))
-        encoder, processor = self._load()
-        prompts = list(dict.fromkeys(batch.prompts))
-        texts = encoder.embed_texts(*processor.tokens(prompts))
-        images = encoder.embed_images(processor.pixels(batch.images))
-        of_row = [prompts.index(prompt) for prompt in batch.prompts]
-        cosine: FloatArray = (images * texts[of_row]).sum(axis=-1)
+        encoder, processor = self.models
+        cosine = encoder.cosines(processor.pixels(batch.images), batch.prompts, processor.tokens)
         return Scores(cosine * self._factor(encoder))
 
-    def close(self) -> None:
-        """Release the encoder."""
-        self._models = None
-        super().close()
-
-    def _load(self) -> tuple[ClipEncoder, ClipProcessor]:
-        if self._models is None:
-            model, dtype, device = self.settings.model, self.settings.dtype, self.device
-            encoder = self.take_model(
-                encoder_key(model, dtype, device),
-                lambda: load_encoder(f"scorers.{self.key}.model", model, dtype, device),
-            )
-            self._models = encoder, load_processor(*self._processor_source(), encoder, self._resize())
-        return self._models
-
-    def _processor_source(self) -> tuple[str, Weights]:
-        """Key of the processor for messages, and its weights setting."""
-        if self.settings.processor is None:
-            return f"scorers.{self.key}.model", self.settings.model
-        return f"scorers.{self.key}.processor", self.settings.processor
+    @cached_property
+    def models(self) -> tuple[ClipEncoder, ClipProcessor]:
+        """Encoder and processor."""
+        encoder = take_encoder(self, "model")
+        field = "model" if self.settings.processor is None else "processor"
+        return encoder, load_processor(self.where(field), self.folder(field), encoder, self._resize())
 
     def _resize(self) -> Resize:
         return "processor"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,12 +14,12 @@ from PIL import Image
 from torch import Tensor
 from transformers import CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 
-from chunk_grpo.config.scorer_settings import Dtype, Weights
+from chunk_grpo.config.scorer_settings import Dtype
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import FloatArray, Pictures
 from chunk_grpo.scorers.pictures import of_each_picture
-from chunk_grpo.scorers.running.checkpoints import find_checkpoint, read_config
-from chunk_grpo.scorers.running.configured import chosen_device
+from chunk_grpo.scorers.running.checkpoints import read_config, readable
+from chunk_grpo.scorers.running.configured import ConfiguredScorer, chosen_device
 from chunk_grpo.weights import load_weights
 
 MODEL_FILES = (
@@ -36,6 +36,10 @@ PROCESSOR_FILES = ("preprocessor_config.json", *TOKENIZER_FILES)
 """Files of the image processor and the tokenizer."""
 
 Resize = Literal["processor", "squash"]
+
+PIXEL_MEAN = (0.48145466, 0.4578275, 0.40821073)
+PIXEL_STD = (0.26862954, 0.26130258, 0.27577711)
+"""CLIP's mean and standard deviation of RGB values in [0, 1]."""
 
 _FIRST_EOS = 2
 """The eos_token_id in configurations older than transformers 4.31, independent of the tokenizer. For this value
@@ -83,6 +87,28 @@ class ClipEncoder:
             output = self.model.get_text_features(input_ids=ids.to(device), attention_mask=mask.to(device))
             return _embedding(output.pooler_output)
 
+    def cosines(
+        self, pixels: Tensor, prompts: Sequence[str], tokens: Callable[[Sequence[str]], tuple[Tensor, Tensor]]
+    ) -> FloatArray:
+        """Cosine of each image and its prompt, float64 [B]; each distinct prompt is encoded once.
+
+        Args:
+            pixels: Images, as `embed_images` takes them.
+            prompts: B prompts.
+            tokens: Function that gives token ids and mask of prompts.
+        """
+        distinct = list(dict.fromkeys(prompts))
+        texts = self.embed_texts(*tokens(distinct))
+        images = self.embed_images(pixels)
+        cosine: FloatArray = (images * texts[[distinct.index(prompt) for prompt in prompts]]).sum(axis=-1)
+        return cosine
+
+
+def normalised(pixels: Tensor) -> Tensor:
+    """RGB values in [0, 1], [B, 3, H, W], less CLIP's mean and divided by its standard deviation."""
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (PIXEL_MEAN, PIXEL_STD))
+    return (pixels - mean) / std
+
 
 def unit(vectors: FloatArray) -> FloatArray:
     """Vectors [..., D] normalised to norm 1."""
@@ -94,28 +120,35 @@ def _embedding(features: Tensor) -> FloatArray:
     return unit(features.double().cpu().numpy())
 
 
-def encoder_key(weights: Weights, dtype: Dtype, device: str | None) -> Hashable:
-    """Identity of an encoder for `take_model`: scorers with equal keys share it."""
-    return ("clip", weights, dtype, chosen_device(device))
+def take_encoder(scorer: ConfiguredScorer[Any], field: str) -> ClipEncoder:
+    """Encoder of a field of a scorer's settings. Scorers with the same weights, dtype and device share it.
+
+    Raises:
+        DataError: As `load_encoder`.
+    """
+    dtype, device = scorer.settings.dtype, chosen_device(scorer.device)
+    return scorer.take_model(
+        ("clip", getattr(scorer.settings, field), dtype, device),
+        lambda: load_encoder(scorer.where(field), scorer.folder(field), dtype, device),
+    )
 
 
-def load_encoder(key: str, weights: Weights, dtype: Dtype, device: str | None) -> ClipEncoder:
+def load_encoder(key: str, folder: Path, dtype: Dtype, device: str) -> ClipEncoder:
     """Load a CLIPModel.
 
     Args:
         key: Key of params.yaml, such as scorers.pickscore.model, for messages.
-        weights: Folder or hub id.
+        folder: Folder with MODEL_FILES.
         dtype: Dtype of the weights.
-        device: Device such as cuda:1; None: the first GPU, else the CPU.
+        device: Device such as cuda:1.
 
     Raises:
-        DataError: A file is missing, the model type differs, or weights do not fit; the message names them.
+        DataError: The model type differs, or weights do not fit; the message names them.
     """
-    folder = find_checkpoint(key, weights, MODEL_FILES)
     read_config(key, folder, "clip")
     model = load_weights(f"{key}: weights in {folder}", CLIPModel, folder, torch.float32)
     scale = float(model.logit_scale.double().exp())
-    return ClipEncoder(model.to(chosen_device(device), getattr(torch, dtype)), scale)
+    return ClipEncoder(model.to(device, getattr(torch, dtype)), scale)
 
 
 @dataclass(frozen=True)
@@ -149,72 +182,20 @@ def tokenize(tokenizer: CLIPTokenizer, prompts: Sequence[str], max_tokens: int) 
     return found["input_ids"], found["attention_mask"]
 
 
-def load_tokenizer(key: str, weights: Weights, encoder: ClipEncoder) -> CLIPTokenizer:
-    """Load a CLIP tokenizer alone, for an encoder whose images are prepared without an image processor.
+def load_tokenizer(key: str, folder: Path, encoder: ClipEncoder) -> CLIPTokenizer:
+    """Load a CLIP tokenizer for an encoder.
 
     Args:
         key: Key of params.yaml, such as scorers.hpsv2.tokenizer, for messages.
-        weights: Folder or hub id.
+        folder: Folder with TOKENIZER_FILES.
         encoder: Encoder that takes the tokens.
 
     Raises:
-        DataError: A file is missing or damaged, or belongs to another model.
+        DataError: A file is damaged, or belongs to another model.
     """
-    folder = find_checkpoint(key, weights, TOKENIZER_FILES)
-    try:
+    with readable(f"{key}: {folder} holds no readable CLIP tokenizer"):
         tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # tokenizers and transformers raise any type of error for damaged files
-        raise DataError(
-            f"{key}: {folder} holds no readable CLIP tokenizer ({type(error).__name__}: {error}). Fetch the files "
-            "again."
-        ) from error
-    _check_tokens(key, folder, tokenizer, encoder)
-    return tokenizer
-
-
-def load_processor(key: str, weights: Weights, encoder: ClipEncoder, resize: Resize) -> ClipProcessor:
-    """Load an image processor and a tokenizer for an encoder.
-
-    Args:
-        key: Key of params.yaml, such as scorers.pickscore.processor, for messages.
-        weights: Folder or hub id.
-        encoder: Encoder that takes the output.
-        resize: Resizing method. `processor`: as its files define; `squash`: both sides bicubically to the encoder's
-            size without cropping, as in mlfoundations/open_clip with resize mode squash (transform.py).
-
-    Raises:
-        DataError: A file is missing or damaged, or belongs to another model.
-    """
-    folder = find_checkpoint(key, weights, PROCESSOR_FILES)
-    size = encoder.image_size
-    squash: dict[str, Any] = {
-        "size": {"height": size, "width": size},
-        "do_resize": True,
-        "do_center_crop": False,
-        "resample": Image.Resampling.BICUBIC,
-    }
-    changes = squash if resize == "squash" else {}
-    try:
-        pictures = CLIPImageProcessorPil.from_pretrained(folder, local_files_only=True, **changes)
-        tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # tokenizers and transformers raise any type of error for damaged files
-        raise DataError(
-            f"{key}: {folder} holds no readable CLIP tokenizer and image processor "
-            f"({type(error).__name__}: {error}). Fetch the files again."
-        ) from error
-    processor = ClipProcessor(pictures, tokenizer, encoder.max_tokens)
-    shape = tuple(processor.pixels(np.zeros((1, 2 * size, 3 * size, 3), np.uint8)).shape[2:])
-    if shape != (size, size):
-        raise DataError(
-            f"{key}: {folder / 'preprocessor_config.json'} makes images of {shape[0]}x{shape[1]} pixels, the "
-            f"model takes {size}x{size}. Use the model's own processor, or set resize: squash."
-        )
-    _check_tokens(key, folder, tokenizer, encoder)
-    return processor
-
-
-def _check_tokens(key: str, folder: Path, tokenizer: CLIPTokenizer, encoder: ClipEncoder) -> None:
-    """Reject a tokenizer of another model: with an unknown end token the model would pool every text at its start."""
+    # With an unknown end token the model would pool every text at its start.
     text = encoder.model.config.text_config
     end = len(tokenizer) - 1 if text.eos_token_id == _FIRST_EOS else text.eos_token_id
     if len(tokenizer) > text.vocab_size or tokenizer.eos_token_id != end:
@@ -223,3 +204,40 @@ def _check_tokens(key: str, folder: Path, tokenizer: CLIPTokenizer, encoder: Cli
             f"{tokenizer.eos_token_id}; the model has {text.vocab_size} tokens and needs {end} at the end. Use the "
             "model's own tokenizer."
         )
+    return tokenizer
+
+
+def load_processor(
+    key: str, folder: Path, encoder: ClipEncoder, resize: Resize = "processor"
+) -> ClipProcessor:
+    """Load an image processor and a tokenizer for an encoder.
+
+    Args:
+        key: Key of params.yaml, such as scorers.pickscore.processor, for messages.
+        folder: Folder with PROCESSOR_FILES.
+        encoder: Encoder that takes the output.
+        resize: Resizing method. `processor`: as its files define; `squash`: both sides bicubically to the encoder's
+            size without cropping, as in mlfoundations/open_clip with resize mode squash (transform.py).
+
+    Raises:
+        DataError: A file is damaged, or belongs to another model.
+    """
+    size = encoder.image_size
+    squash: dict[str, Any] = {
+        "size": {"height": size, "width": size},
+        "do_resize": True,
+        "do_center_crop": False,
+        "resample": Image.Resampling.BICUBIC,
+    }
+    changes = squash if resize == "squash" else {}
+    with readable(f"{key}: {folder} holds no readable CLIP image processor"):
+        pictures = CLIPImageProcessorPil.from_pretrained(folder, local_files_only=True, **changes)
+    tokenizer = load_tokenizer(key, folder, encoder)
+    processor = ClipProcessor(pictures, tokenizer, encoder.max_tokens)
+    shape = tuple(processor.pixels(np.zeros((1, 2 * size, 3 * size, 3), np.uint8)).shape[2:])
+    if shape != (size, size):
+        raise DataError(
+            f"{key}: {folder / 'preprocessor_config.json'} makes images of {shape[0]}x{shape[1]} pixels, the "
+            f"model takes {size}x{size}. Use the model's own processor, or set resize: squash."
+        )
+    return processor

@@ -7,6 +7,7 @@ Wu et al. 2023, arXiv:2306.09341. Preprocessing and score: package hpsv2 1.2.0, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -15,10 +16,9 @@ from torch.nn.functional import interpolate, pad
 from transformers import CLIPTokenizer
 
 from chunk_grpo.config.scorers import HPSv2Scorer
-from chunk_grpo.scorers.base import FloatArray, Pictures, ScoreBatch, Scores
-from chunk_grpo.scorers.clip_model import TOKENIZER_FILES, ClipEncoder, load_tokenizer, tokenize
+from chunk_grpo.scorers.base import Pictures, ScoreBatch, Scores
+from chunk_grpo.scorers.clip_model import TOKENIZER_FILES, ClipEncoder, load_tokenizer, normalised, tokenize
 from chunk_grpo.scorers.hpsv2_model import MODEL_FILES, load_model
-from chunk_grpo.scorers.imagereward import PIXEL_MEAN, PIXEL_STD
 from chunk_grpo.scorers.running.configured import ConfiguredScorer, chosen_device
 
 _FACTORS = {"cosine": 1.0, "cosine*100": 100.0}
@@ -44,16 +44,13 @@ def to_pixels(images: Pictures, size: int) -> Tensor:
     if scale != 1:
         pixels = interpolate(pixels, (tall, wide), mode="bicubic", align_corners=False, antialias=True)
     left, top = (size - wide) // 2, (size - tall) // 2
-    padded = pad(pixels, (left, size - wide - left, top, size - tall - top))
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (PIXEL_MEAN, PIXEL_STD))
-    return (padded - mean) / std
+    return normalised(pad(pixels, (left, size - wide - left, top, size - tall - top)))
 
 
 class HPSv2(ConfiguredScorer[HPSv2Scorer]):
     """HPSv2.1: cosine of image and prompt, about 0.25 to 0.34; as published, times 100."""
 
     version = 1
-    _models: tuple[ClipEncoder, CLIPTokenizer] | None = None
 
     @property
     def name(self) -> str:
@@ -66,32 +63,25 @@ class HPSv2(ConfiguredScorer[HPSv2Scorer]):
         return {"model": MODEL_FILES, "tokenizer": TOKENIZER_FILES}
 
     def score_rows(self, batch: ScoreBatch) -> Scores:
-        """Score the images of a batch; each distinct prompt is encoded once.
+        """Score the images of a batch.
 
         Raises:
             DataError: The model cannot be loaded.
         """
-        if not len(batch):
-            return Scores(np.zeros(0))
-        encoder, tokenizer = self._load()
-        prompts = list(dict.fromkeys(batch.prompts))
-        texts = encoder.embed_texts(*tokenize(tokenizer, prompts, encoder.max_tokens))
-        images = encoder.embed_images(to_pixels(batch.images, encoder.image_size))
-        of_row = [prompts.index(prompt) for prompt in batch.prompts]
-        cosine: FloatArray = (images * texts[of_row]).sum(axis=-1)
+        encoder, tokenizer = self.models
+        cosine = encoder.cosines(
+            to_pixels(batch.images, encoder.image_size),
+            batch.prompts,
+            lambda prompts: tokenize(tokenizer, prompts, encoder.max_tokens),
+        )
         return Scores(cosine * _FACTORS[self.settings.scale])
 
-    def close(self) -> None:
-        """Release the model."""
-        self._models = None
-        super().close()
-
-    def _load(self) -> tuple[ClipEncoder, CLIPTokenizer]:
-        if self._models is None:
-            settings, key, device = self.settings, f"scorers.{self.key}", chosen_device(self.device)
-            encoder = self.take_model(
-                ("hpsv2", settings.model, settings.dtype, device),
-                lambda: load_model(f"{key}.model", settings.model, settings.dtype, device),
-            )
-            self._models = encoder, load_tokenizer(f"{key}.tokenizer", settings.tokenizer, encoder)
-        return self._models
+    @cached_property
+    def models(self) -> tuple[ClipEncoder, CLIPTokenizer]:
+        """Encoder and tokenizer."""
+        settings, device = self.settings, chosen_device(self.device)
+        encoder = self.take_model(
+            ("hpsv2", settings.model, settings.dtype, device),
+            lambda: load_model(self.where("model"), self.folder("model"), settings.dtype, device),
+        )
+        return encoder, load_tokenizer(self.where("tokenizer"), self.folder("tokenizer"), encoder)

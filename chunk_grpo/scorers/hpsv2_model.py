@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from pickle import UnpicklingError
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,10 +16,10 @@ from accelerate import init_empty_weights
 from torch import Tensor
 from transformers import CLIPConfig, CLIPModel
 
-from chunk_grpo.config.scorer_settings import Dtype, Weights
+from chunk_grpo.config.scorer_settings import Dtype
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.clip_model import ClipEncoder
-from chunk_grpo.scorers.running.checkpoints import find_checkpoint
+from chunk_grpo.scorers.running.checkpoints import readable
 from chunk_grpo.weights import check_shapes
 
 MODEL_FILES = ("HPS_v2.1_compressed.pt",)
@@ -54,26 +54,21 @@ _TRANSPOSED = ("visual.proj", "text_projection")
 """Weights that open_clip multiplies from the right."""
 
 
-def load_model(key: str, weights: Weights, dtype: Dtype, device: str) -> ClipEncoder:
+def load_model(key: str, folder: Path, dtype: Dtype, device: str) -> ClipEncoder:
     """Load HPS_v2.1_compressed.pt, with sizes read from its weights.
 
     Args:
         key: Key of params.yaml, such as scorers.hpsv2.model, for messages.
-        weights: Folder or hub id.
+        folder: Folder with MODEL_FILES.
         dtype: Dtype of the weights.
         device: Device such as cuda:1.
 
     Raises:
-        DataError: The file is missing or damaged, or weights are missing, surplus or of another shape; the message
-            names them.
+        DataError: The file is damaged, or weights are missing, surplus or of another shape; the message names them.
     """
-    path = find_checkpoint(key, weights, MODEL_FILES) / MODEL_FILES[0]
-    try:
+    path = folder / MODEL_FILES[0]
+    with readable(f"{key}: {path} cannot be read"):
         tensors: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
-    except (OSError, ValueError, RuntimeError, UnpicklingError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{key}: {path} cannot be read ({type(error).__name__}: {error}). Fetch the file again."
-        ) from error
     try:
         config = _config(tensors)
     except (KeyError, ValueError) as error:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen2Tokenizer, Qwen2VLConfig, Qwen2VLImageProcessorPil
@@ -15,6 +16,7 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import FloatArray, Pictures, ScoreBatch, Scores
 from chunk_grpo.scorers.hpsv3_model import WEIGHTS, HPSv3Network, load_network
 from chunk_grpo.scorers.hpsv3_prompt import PromptEncoder
+from chunk_grpo.scorers.running.checkpoints import readable
 from chunk_grpo.scorers.running.configured import ConfiguredScorer, chosen_device
 
 PIXELS = 256 * 28 * 28
@@ -23,18 +25,14 @@ PIXELS = 256 * 28 * 28
 _BACKBONE_FILES = ("config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json")
 
 
+@dataclass(frozen=True)
 class HPSv3Model:
-    """Network, tokenizer and image processor."""
+    """Network, tokenizer and image processor; `load_model` loads them from files."""
 
-    def __init__(
-        self,
-        network: HPSv3Network,
-        questions: PromptEncoder,
-        processor: Qwen2VLImageProcessorPil,
-        device: torch.device,
-    ) -> None:
-        """Keep the parts; `load_model` loads them from files."""
-        self.network, self.questions, self.processor, self.device = network, questions, processor, device
+    network: HPSv3Network
+    questions: PromptEncoder
+    processor: Qwen2VLImageProcessorPil
+    device: torch.device
 
     def inputs(self, images: Pictures, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
         """Inputs of the network.
@@ -105,17 +103,10 @@ def load_model(
     Raises:
         DataError: A file cannot be read, or the files do not match.
     """
-    try:
+    with readable(f"{key}.backbone: a file in {backbone} cannot be read"):
         config = Qwen2VLConfig.from_pretrained(backbone, local_files_only=True)
         questions = PromptEncoder(Qwen2Tokenizer.from_pretrained(backbone, local_files_only=True))
         processor = Qwen2VLImageProcessorPil.from_pretrained(backbone, local_files_only=True)
-    except DataError:
-        raise
-    except Exception as error:  # tokenizers and transformers raise any type of error for damaged files
-        raise DataError(
-            f"{key}.backbone: a file in {backbone} cannot be read ({type(error).__name__}: {error}). Fetch the files "
-            "again."
-        ) from error
     if config.image_token_id != questions.image_id:
         raise DataError(
             f"{key}.backbone: in {backbone}, config.json has image_token_id {config.image_token_id}, but the "
@@ -129,7 +120,6 @@ class HPSv3(ConfiguredScorer[HPSv3Scorer]):
     """Mean of the preference score: unbounded, about 10 for good images (FLUX.1-dev has 10.4 on HPDv3's benchmark)."""
 
     version = 1
-    _model: HPSv3Model | None = None
 
     @property
     def files(self) -> Mapping[str, Sequence[str]]:
@@ -143,21 +133,16 @@ class HPSv3(ConfiguredScorer[HPSv3Scorer]):
         (hpsv3/model/qwen2vl_trainer.py, loss_type uncertainty). Sigma is the exponential of the second output, which
         the package returns without the exponential.
         """
-        numbers = self._load().judge(batch.images, batch.prompts) if len(batch) else np.empty((0, 2))
+        numbers = self.models.judge(batch.images, batch.prompts)
         return Scores(numbers[:, 0], {"log_sigma": numbers[:, 1]})
 
-    def close(self) -> None:
-        """Release the model."""
-        self._model = None
-        super().close()
-
-    def _load(self) -> HPSv3Model:
-        if self._model is None:
-            weights, backbone = self.folder("model"), self.folder("backbone")
-            device = torch.device(chosen_device(self.device))
-            dtype: torch.dtype = getattr(torch, self.settings.dtype)
-            self._model = self.take_model(
-                ("hpsv3", weights, backbone, dtype, device),
-                lambda: load_model(f"scorers.{self.key}", weights, backbone, dtype, device),
-            )
-        return self._model
+    @cached_property
+    def models(self) -> HPSv3Model:
+        """Network, tokenizer and image processor."""
+        weights, backbone = self.folder("model"), self.folder("backbone")
+        device = torch.device(chosen_device(self.device))
+        dtype: torch.dtype = getattr(torch, self.settings.dtype)
+        return self.take_model(
+            ("hpsv3", weights, backbone, dtype, device),
+            lambda: load_model(f"scorers.{self.key}", weights, backbone, dtype, device),
+        )

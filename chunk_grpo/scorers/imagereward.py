@@ -6,6 +6,8 @@ Xu et al. 2023, arXiv:2304.05977. Preprocessing: package image-reward 1.5, Image
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,13 +15,13 @@ from PIL import Image
 from torch import Tensor
 from transformers import BertTokenizer
 
-from chunk_grpo.config.scorer_settings import Weights
 from chunk_grpo.config.scorers import ImageRewardScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Pictures, ScoreBatch, Scores
+from chunk_grpo.scorers.clip_model import normalised
 from chunk_grpo.scorers.imagereward_model import MODEL_FILES, RewardModel, load_model
 from chunk_grpo.scorers.pictures import of_each_picture
-from chunk_grpo.scorers.running.checkpoints import find_checkpoint
+from chunk_grpo.scorers.running.checkpoints import readable
 from chunk_grpo.scorers.running.configured import ConfiguredScorer, chosen_device
 
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json|vocab.txt")
@@ -28,32 +30,22 @@ TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json|vocab.txt")
 MAX_TOKENS = 35
 """Length to which every prompt is truncated or padded, including start and end."""
 
-PIXEL_MEAN = (0.48145466, 0.4578275, 0.40821073)
-PIXEL_STD = (0.26862954, 0.26130258, 0.27577711)
-"""CLIP's mean and standard deviation of RGB values in [0, 1]."""
 
-
-def load_tokenizer(key: str, weights: Weights, vocab_size: int) -> BertTokenizer:
+def load_tokenizer(key: str, folder: Path, vocab_size: int) -> BertTokenizer:
     """Load bert-base-uncased's tokenizer and add BLIP's two tokens (blip.py, init_tokenizer).
 
     Args:
         key: Key of params.yaml, such as scorers.imagereward.tokenizer, for messages.
-        weights: Folder or hub id.
+        folder: Folder with TOKENIZER_FILES.
         vocab_size: Vocabulary size of the model, including the two tokens.
 
     Raises:
-        DataError: A file is missing or damaged, or the tokenizer belongs to another model.
+        DataError: A file is damaged, or the tokenizer belongs to another model.
     """
-    folder = find_checkpoint(key, weights, TOKENIZER_FILES)
-    try:
+    with readable(f"{key}: {folder} holds no readable BERT tokenizer"):
         tokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True)
         tokenizer.add_special_tokens({"bos_token": "[DEC]"})
         tokenizer.add_special_tokens({"extra_special_tokens": ["[ENC]"]})
-    except Exception as error:  # tokenizers and transformers raise any type of error for damaged files
-        raise DataError(
-            f"{key}: {folder} holds no readable BERT tokenizer ({type(error).__name__}: {error}). Fetch the "
-            "files again."
-        ) from error
     if len(tokenizer) != vocab_size:
         raise DataError(
             f"{key}: the tokenizer in {folder} has {len(tokenizer)} tokens, with [DEC] and [ENC]; med_config.json says "
@@ -91,16 +83,13 @@ def to_pixels(images: Pictures, size: int) -> Tensor:
     bicubic = Image.Resampling.BICUBIC
     resized = of_each_picture(lambda image: np.asarray(image.resize((wide, tall), bicubic).crop(box)), images)
     cut = np.stack(resized).transpose(0, 3, 1, 2)
-    unit = torch.from_numpy(np.ascontiguousarray(cut)).float() / 255
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (PIXEL_MEAN, PIXEL_STD))
-    return (unit - mean) / std
+    return normalised(torch.from_numpy(np.ascontiguousarray(cut)).float() / 255)
 
 
 class ImageReward(ConfiguredScorer[ImageRewardScorer]):
     """ImageReward: standardised, unbounded; -2.03 to 0.58 for the four examples in the authors' README."""
 
     version = 1
-    _models: tuple[RewardModel, BertTokenizer] | None = None
 
     @property
     def files(self) -> Mapping[str, Sequence[str]]:
@@ -113,31 +102,21 @@ class ImageReward(ConfiguredScorer[ImageRewardScorer]):
         Raises:
             DataError: The model cannot be loaded.
         """
-        if not len(batch):
-            return Scores(np.zeros(0))
-        model, tokenizer = self._load()
+        model, tokenizer = self.models
         tokens = tokenize(tokenizer, batch.prompts)
         with torch.inference_mode():
-            inputs = (
-                to_pixels(batch.images, model.image_size),
-                tokens["input_ids"],
-                tokens["attention_mask"],
-            )
+            pixels = to_pixels(batch.images, model.image_size)
+            inputs = (pixels, tokens["input_ids"], tokens["attention_mask"])
             rewards = model(*(part.to(chosen_device(self.device)) for part in inputs))
         return Scores(rewards.double().cpu().numpy())
 
-    def close(self) -> None:
-        """Release the model."""
-        self._models = None
-        super().close()
-
-    def _load(self) -> tuple[RewardModel, BertTokenizer]:
-        if self._models is None:
-            settings, key, device = self.settings, f"scorers.{self.key}", chosen_device(self.device)
-            model = self.take_model(
-                ("imagereward", settings.model, settings.dtype, device),
-                lambda: load_model(f"{key}.model", settings.model, settings.dtype, device),
-            )
-            vocab_size = int(model.text.config.vocab_size)
-            self._models = model, load_tokenizer(f"{key}.tokenizer", settings.tokenizer, vocab_size)
-        return self._models
+    @cached_property
+    def models(self) -> tuple[RewardModel, BertTokenizer]:
+        """Network and tokenizer."""
+        settings, device = self.settings, chosen_device(self.device)
+        model = self.take_model(
+            ("imagereward", settings.model, settings.dtype, device),
+            lambda: load_model(self.where("model"), self.folder("model"), settings.dtype, device),
+        )
+        vocab_size = int(model.text.config.vocab_size)
+        return model, load_tokenizer(self.where("tokenizer"), self.folder("tokenizer"), vocab_size)

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from pickle import UnpicklingError
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,10 +20,10 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import BlipTextConfig, BlipTextModel, BlipVisionConfig, BlipVisionModel
 
-from chunk_grpo.config.scorer_settings import Dtype, Weights
+from chunk_grpo.config.scorer_settings import Dtype
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.regression_head import regression_head
-from chunk_grpo.scorers.running.checkpoints import find_checkpoint
+from chunk_grpo.scorers.running.checkpoints import readable
 from chunk_grpo.weights import check_shapes
 
 MODEL_FILES = ("ImageReward.pt", "med_config.json")
@@ -111,28 +111,22 @@ class RewardModel(nn.Module):
         return (rewards - REWARD_MEAN) / REWARD_STD
 
 
-def load_model(key: str, weights: Weights, dtype: Dtype, device: str) -> RewardModel:
+def load_model(key: str, folder: Path, dtype: Dtype, device: str) -> RewardModel:
     """Load ImageReward.pt, with sizes read from its weights and from med_config.json.
 
     Args:
         key: Key of params.yaml, such as scorers.imagereward.model, for messages.
-        weights: Folder or hub id.
+        folder: Folder with MODEL_FILES.
         dtype: Dtype of BLIP's weights; the head is float32.
         device: Device such as cuda:1.
 
     Raises:
-        DataError: A file is missing or damaged, or weights are missing, surplus or of another shape; the message names
-            them.
+        DataError: A file is damaged, or weights are missing, surplus or of another shape; the message names them.
     """
-    folder = find_checkpoint(key, weights, MODEL_FILES)
     path = folder / "ImageReward.pt"
-    try:
+    with readable(f"{key}: a file in {folder} cannot be read"):
         med = json.loads((folder / "med_config.json").read_text(encoding="utf-8"))
         tensors: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, ValueError, RuntimeError, UnpicklingError) as error:
-        raise DataError(
-            f"{key}: a file in {folder} cannot be read ({type(error).__name__}: {error}). Fetch the files again."
-        ) from error
     try:
         model = _empty_model(tensors, med)
     except (KeyError, IndexError, ValueError, TypeError, StrictDataclassError) as error:

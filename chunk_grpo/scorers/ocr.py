@@ -7,6 +7,7 @@ PaddleOCR reads the images, here a `Reader`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from importlib.metadata import version as installed_version
 
 import numpy as np
@@ -45,7 +46,6 @@ class Ocr(ConfiguredScorer[OcrScorer]):
 
     version = 1
     needs = frozenset({"prompt", "metadata"})
-    _reader: Reader | None = None
 
     @property
     def files(self) -> Mapping[str, Sequence[str]]:
@@ -64,16 +64,10 @@ class Ocr(ConfiguredScorer[OcrScorer]):
             DataError: The text of a prompt is missing, or the models cannot be loaded.
         """
         targets = [self._target(batch, row) for row in range(len(batch))]
-        reader = self._load() if targets else None
-        read = [reader(image) for image in batch.images] if reader else []
+        read = [self.models(image) for image in batch.images]
         values = [text_reward(text, target) for text, target in zip(read, targets, strict=True)]
         contained = [compared(target) in compared(text) for text, target in zip(read, targets, strict=True)]
         return Scores(np.array(values, float), {"contained": np.array(contained, float)})
-
-    def close(self) -> None:
-        """Release the models."""
-        self._reader = None
-        super().close()
 
     def _target(self, batch: ScoreBatch, row: int) -> str:
         prompt = batch.prompts[row]
@@ -82,10 +76,9 @@ class Ocr(ConfiguredScorer[OcrScorer]):
         except ValueError as error:
             raise DataError(f"scorers.{self.key}: prompt {prompt!r}: {error}") from error
 
-    def _load(self) -> Reader:
-        if self._reader is None:
-            recogniser = self.settings.recogniser
-            folder = None if recogniser is None else self.folder("recogniser")
-            key = f"scorers.{self.key}.recogniser"
-            self._reader = self.take_model(("ocr", recogniser), lambda: load_reader(key, folder))
-        return self._reader
+    @cached_property
+    def models(self) -> Reader:
+        """Reader of text in images."""
+        recogniser = self.settings.recogniser
+        folder = None if recogniser is None else self.folder("recogniser")
+        return self.take_model(("ocr", recogniser), lambda: load_reader(self.where("recogniser"), folder))

@@ -14,6 +14,7 @@ from rapidocr import RapidOCR
 
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.pictures import MAX_THREADS
+from chunk_grpo.scorers.running.checkpoints import readable
 
 Reader: TypeAlias = Callable[[NDArray[np.uint8]], str]
 """Function from an image [H, W, 3], RGB, to its text: the lines from top to bottom, joined."""
@@ -70,12 +71,6 @@ def _only_file(key: str, folder: Path, pattern: str) -> Path:
 
 
 def _metadata(key: str, path: Path) -> dict[str, str]:
-    try:
+    with readable(f"{key}: {path} cannot be read"):
         session = InferenceSession(str(path), providers=["CPUExecutionProvider"])
         return dict(session.get_modelmeta().custom_metadata_map)
-    except (
-        Exception
-    ) as error:  # onnxruntime has an error type for each of its statuses, without a common base
-        raise DataError(
-            f"{key}: {path} cannot be read ({type(error).__name__}: {error}). Fetch the file again."
-        ) from error

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from chunk_grpo.config import load_params
 from chunk_grpo.errors import ChunkGrpoError, ConfigError
 from chunk_grpo.scorers.base import Scorer
-from chunk_grpo.scorers.executors.access import read_token
-from chunk_grpo.scorers.executors.messages import worker_for
+from chunk_grpo.scorers.executors.messages import read_token, worker_for
 from chunk_grpo.scorers.running.registry import make_scorer
 from chunk_grpo.scorers.workers.worker_protocol.requests import is_loopback
 from chunk_grpo.scorers.workers.worker_protocol.serving import Limits, ScoringServer

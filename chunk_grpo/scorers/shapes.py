@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +58,11 @@ class ShapesVivid(ConfiguredScorer[ShapesScorer]):
 
 def shapes_scorer(key: str, settings: ShapesScorer, device: str | None) -> ConfiguredScorer[ShapesScorer]:
     """The scorer of a kind, which needs no device."""
-    kinds = {"shapes-exact": ShapesExact, "shapes-graded": ShapesGraded, "shapes-vivid": ShapesVivid}
+    kinds: dict[str, Callable[..., ConfiguredScorer[ShapesScorer]]] = {
+        "shapes-exact": ShapesExact,
+        "shapes-graded": ShapesGraded,
+        "shapes-vivid": ShapesVivid,
+    }
     return kinds[settings.kind](key, settings, device)
 
 

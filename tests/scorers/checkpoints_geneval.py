@@ -12,7 +12,6 @@ from transformers import (
     SwinConfig,
 )
 
-from chunk_grpo.config.scorer_settings import Weights
 from chunk_grpo.config.scorers import GenEvalScorer
 from chunk_grpo.scorers.clip_model import load_encoder, load_processor
 from chunk_grpo.scorers.geneval.colours import ColourClassifier
@@ -88,9 +87,9 @@ def make_classifier(folder: Path, seed: int) -> None:
 
 def load_classifier(folder: Path) -> ColourClassifier:
     """The classifier of a folder that `make_geneval` wrote."""
-    source = "scorers.geneval.classifier", Weights(checkpoint=str(folder / "classifier"), revision=None)
+    source = "scorers.geneval.classifier", folder / "classifier"
     encoder = load_encoder(*source, "float32", "cpu")
-    return ColourClassifier(encoder, load_processor(*source, encoder, "processor"))
+    return ColourClassifier(encoder, load_processor(*source, encoder))
 
 
 def geneval_settings(folder: Path, **changes: object) -> GenEvalScorer:

@@ -96,7 +96,7 @@ def test_a_file_of_another_kind_is_refused(folder: Path, tmp_path: Path, content
 def test_the_authors_own_head_is_loaded(tmp_path: Path) -> None:
     """AESTHETIC_SOURCE: a clone of christophschuhmann/improved-aesthetic-predictor; its head of 3.7 MB is in it."""
     shutil.copy(Path(os.environ["AESTHETIC_SOURCE"]) / MODEL_FILES[0], tmp_path)
-    head = load_head("scorers.beauty.model", weights(tmp_path), 768, "cpu")
+    head = load_head("scorers.beauty.model", tmp_path, 768, "cpu")
     embeddings = np.random.default_rng(0).normal(size=(4, 768))
     unit = torch.from_numpy(embeddings / np.linalg.norm(embeddings, axis=-1, keepdims=True)).float()
     expected = in_numpy(torch.load(tmp_path / MODEL_FILES[0], map_location="cpu"), embeddings)

@@ -108,9 +108,9 @@ def test_scales_by_hand(folder):
 
 @pytest.mark.parametrize(("height", "width"), [(40, 56), (59, 33), (32, 32), (20, 100), (300, 300)])
 def test_pixels_by_the_processor(folder, height, width):
-    encoder = load_encoder("k", weights(folder), "float32", "cpu")
+    encoder = load_encoder("k", folder, "float32", "cpu")
     images = batch(height, width).images
-    found = load_processor("k", weights(folder), encoder, "processor").pixels(images)
+    found = load_processor("k", folder, encoder).pixels(images)
     np.testing.assert_allclose(found, np.stack([by_hand(image) for image in images]), atol=1e-6)
 
 
@@ -132,8 +132,8 @@ def test_squash_needs_no_processor_of_the_models_size(folder, tmp_path):
 
 def test_tokens_by_hand(folder):
     """512 symbols, 6 merges, start 518, end 519: "the" is the merge 513, "cat" 515; lower case; 77 at most."""
-    encoder = load_encoder("k", weights(folder), "float32", "cpu")
-    processor = load_processor("k", weights(folder), encoder, "processor")
+    encoder = load_encoder("k", folder, "float32", "cpu")
+    processor = load_processor("k", folder, encoder)
     ids, mask = processor.tokens(["The  CAT", "cat"])
     assert ids.tolist() == [[518, 513, 515, 519], [518, 515, 519, 519]]
     assert mask.tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
@@ -146,8 +146,7 @@ def test_tokens_by_hand(folder):
 def test_a_prompt_is_read_once_for_all_its_images(folder):
     scorer = pickscore(folder)
     scorer.score(batch())
-    assert scorer._models is not None
-    encoder, processor = scorer._models
+    encoder, processor = scorer.models
     read: list[list[str]] = []
 
     class Recording(type(processor)):
@@ -155,7 +154,7 @@ def test_a_prompt_is_read_once_for_all_its_images(folder):
             read.append(prompts)
             return super().tokens(prompts)
 
-    scorer._models = encoder, Recording(**vars(processor))
+    scorer.models = encoder, Recording(**vars(processor))
     scorer.score(batch())
     assert read == [["the cat", "a red thing", "x", "A THE red\tcat, [37]"]]
 
@@ -167,8 +166,7 @@ def test_bfloat16_keeps_the_scale(folder):
     found = half.score(batch()).values
     assert 1e-5 < np.abs(found - full).max() < 0.03
     np.testing.assert_allclose(logit.score(batch()).values / found, 100.0030, rtol=1e-6)
-    assert half._models is not None
-    assert half._models[0].model.dtype == torch.bfloat16
+    assert half.models[0].model.dtype == torch.bfloat16
 
 
 def test_a_model_of_the_hub_is_named_by_its_id(folder):

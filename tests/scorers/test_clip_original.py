@@ -140,7 +140,7 @@ def test_tokens_pixels_and_cosines_are_open_clips(python, folder, mode):
     mine = scorer(folder, "squash" if mode == "squash" else "processor")
     values = mine.score(given).values
     assert np.ptp(theirs["cosines"]) > 0.1
-    _, processor = mine._load()
+    _, processor = mine.models
     ids, mask = processor.tokens(PROMPTS)
     assert ids.shape == (len(PROMPTS), 77)  # the long prompt's
     np.testing.assert_array_equal((ids * mask).numpy(), theirs["tokens"])
@@ -164,7 +164,7 @@ def test_centre_crop_rounding_differs_by_one_pixel(python, folder):
     given = batch(PROMPTS, SIZE, SIZE + 3)
     theirs, mine = original(python, folder, given, "shortest"), scorer(folder, "processor")
     mine.score(given)
-    _, processor = mine._load()
+    _, processor = mine.models
     pixels = processor.pixels(given.images).numpy()
     assert np.abs(pixels - theirs["pixels"]).max() > 0.5
     np.testing.assert_allclose(pixels[..., 1:], theirs["pixels"][..., :-1], atol=1e-6)

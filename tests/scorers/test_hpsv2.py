@@ -95,7 +95,7 @@ def padded(ids: Tensor, mask: Tensor) -> Tensor:
 def test_score_is_open_clips_one_image_at_a_time(folder: Path) -> None:
     given, scorer, original = batch(), hpsv2(folder), Clip(folder / "model")
     found = scorer.score(given).values
-    _, tokenizer = scorer._load()
+    _, tokenizer = scorer.models
     expected = []
     for image, prompt in zip(given.images, given.prompts, strict=True):
         (ids,), (mask,) = tokenize(tokenizer, [prompt], 77)

@@ -65,7 +65,7 @@ def test_tokens_pixels_and_scores_are_the_packages(tmp_path: Path) -> None:
         scorer.score(batch_of(picture[None], [prompt])).values[0]
         for picture, prompt in zip(pictures, PROMPTS, strict=True)
     ]
-    _, tokenizer = scorer._load()
+    _, tokenizer = scorer.models
     found = [tokenizer([prompt], truncation=True, max_length=77, return_tensors="pt") for prompt in PROMPTS]
     tokens = [padded(one["input_ids"][0], one["attention_mask"][0]).numpy() for one in found]
     pixels = torch.cat([to_pixels(picture[None], IMAGE) for picture in pictures]).numpy()

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> HPSv3Model:
-    return scorer(folder)._load()
+    return scorer(folder).models
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_bfloat16_is_near_float32(folder):
     for dtype in ("float32", "bfloat16"):
         made = scorer(folder, dtype)
         values[dtype] = made.score(batch_of(images, prompts)).values
-        network = made._load().network
+        network = made.models.network
         assert {weight.dtype for weight in network.backbone.parameters()} == {getattr(torch, dtype)}
         assert {weight.dtype for weight in network.rm_head.parameters()} == {torch.float32}
         made.close()
@@ -162,7 +162,7 @@ def test_angles_in_bfloat16_by_hand(folder):
     times 31 is 3.10303, near which it counts in 2^-6, so 199 / 64 = 3.109375; its sine, 0.032212, counts in 2^-12.
     """
     made = scorer(folder, "bfloat16")
-    backbone = made._load().network.backbone
+    backbone = made.models.network.backbone
     made.close()
     assert backbone.language_model.rotary_emb.inv_freq[1].item() == 182 / 1024
     cos, sin = backbone.visual.rotary_pos_emb(torch.zeros(1), torch.tensor([[31, 0]]))

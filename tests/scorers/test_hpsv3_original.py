@@ -82,7 +82,7 @@ def test_pixels_and_token_ids_are_the_originals(
     folder: Path, in_float32: dict[str, NDArray[np.generic]]
 ) -> None:
     made = scorer(folder)
-    model = made._load()
+    model = made.models
     inputs = [model.inputs(image[None], [prompt]) for image, prompt in CASES]
     made.close()
     for row, each in enumerate(inputs):
@@ -121,7 +121,7 @@ def test_angles_in_bfloat16_are_the_originals(
 ) -> None:
     """Bit for bit: frequencies of the text, cosines and sines of the first image's patches."""
     made = scorer(folder, "bfloat16")
-    model = made._load()
+    model = made.models
     image, prompt = CASES[0]
     grid = model.inputs(image[None], [prompt])["image_grid_thw"]
     made.close()

@@ -142,7 +142,7 @@ IDS = [
 
 
 def test_tokens_by_hand(folder):
-    tokenizer = load_tokenizer("k", weights(folder / "bert-base-uncased"), len(WORDS) + 2)
+    tokenizer = load_tokenizer("k", folder / "bert-base-uncased", len(WORDS) + 2)
     found = tokenize(tokenizer, PROMPTS)
     assert found["input_ids"].tolist() == IDS
     assert found["attention_mask"].tolist() == [[int(number != 0) for number in row] for row in IDS]
@@ -169,8 +169,7 @@ def test_bfloat16_is_near_and_keeps_the_head_in_float32(folder):
     full, half = imagereward(folder), imagereward(folder, dtype="bfloat16")
     apart = np.abs(half.score(batch()).values - full.score(batch()).values)
     assert 1e-5 < apart.max() < 0.2
-    assert half._models is not None
-    types = {name.partition(".")[0]: value.dtype for name, value in half._models[0].named_parameters()}
+    types = {name.partition(".")[0]: value.dtype for name, value in half.models[0].named_parameters()}
     assert types == {"vision": torch.bfloat16, "text": torch.bfloat16, "head": torch.float32}
 
 
@@ -181,8 +180,7 @@ def test_sizes_are_read_from_the_files(tmp_path):
     given, by_hand = batch(), ByHand(other)
     expected = [by_hand.reward(image, ids, 40) for image, ids in zip(given.images, IDS, strict=True)]
     np.testing.assert_allclose(scorer.score(given).values, expected, atol=2e-5)
-    assert scorer._models is not None
-    vision = scorer._models[0].vision.config
+    vision = scorer.models[0].vision.config
     assert (vision.num_attention_heads, vision.patch_size, vision.image_size) == (2, 8, 40)
 
 

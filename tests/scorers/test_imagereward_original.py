@@ -57,7 +57,7 @@ def test_tokens_pixels_and_rewards_are_the_packages(folder):
 
     scorer = imagereward(folder)
     rewards = scorer.score(batch_of(images, PROMPTS)).values
-    _, tokenizer = scorer._load()
+    _, tokenizer = scorer.models
     np.testing.assert_array_equal(tokenize(tokenizer, PROMPTS)["input_ids"], theirs["tokens"])
     np.testing.assert_allclose(to_pixels(images, 224), theirs["pixels"], atol=1e-6)
     first = scorer.score(batch_of(images, PROMPTS[:1] * 3)).values

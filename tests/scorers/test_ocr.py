@@ -156,7 +156,7 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
         scorer.score(image)
     (tmp_path / "rec.onnx").write_bytes(b"damaged")
     with pytest.raises(
-        DataError, match=r"recogniser: .*rec\.onnx cannot be read \(\w+: .*Fetch the file again"
+        DataError, match=r"recogniser: .*rec\.onnx cannot be read \(\w+: .*Fetch the files again"
     ):
         scorer.score(image)
     shutil.copy(tmp_path / "rec.onnx", tmp_path / "other_rec.onnx")

@@ -8,8 +8,7 @@ import httpx
 
 from chunk_grpo.config.scorers import AnyScorer, OverHttp
 from chunk_grpo.errors import ConfigError, TransientError
-from chunk_grpo.scorers.executors.access import read_token
-from chunk_grpo.scorers.executors.messages import Identity, read_identity
+from chunk_grpo.scorers.executors.messages import Identity, read_identity, read_token
 from chunk_grpo.scorers.executors.remote import Remote, check_identity
 from chunk_grpo.scorers.workers.worker_protocol.requests import is_loopback
 

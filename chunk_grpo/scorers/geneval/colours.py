@@ -35,12 +35,7 @@ class ColourClassifier:
     """A CLIP model with the texts of the colours."""
 
     def __init__(self, encoder: ClipEncoder, processor: ClipProcessor) -> None:
-        """Keep the parts.
-
-        Args:
-            encoder: CLIP model.
-            processor: Processor of the model.
-        """
+        """Keep a CLIP model with its processor."""
         self.encoder, self.processor = encoder, processor
         self._directions: dict[str, FloatArray] = {}
 

@@ -8,6 +8,7 @@ Shape letters: B images, Q queries, C classes, N detections, H height, W width.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Pictures
 from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COCO_NAMES
 from chunk_grpo.scorers.geneval.rules import Detections
-from chunk_grpo.scorers.running.checkpoints import read_config
+from chunk_grpo.scorers.running.checkpoints import read_config, readable
 from chunk_grpo.weights import KnownDifferences, load_weights
 
 DETECTOR_FILES = ("config.json", "preprocessor_config.json", "model.safetensors|pytorch_model.bin")
@@ -38,18 +39,16 @@ MAX_DETECTIONS = 100
 _AVOIDS_ZERO = 1e-6
 
 
+@dataclass(frozen=True)
 class Detector:
     """A loaded Mask2Former."""
 
-    def __init__(self, model: Any, processor: Any, device: str) -> None:
-        """Keep the parts.
-
-        Args:
-            model: Mask2FormerForUniversalSegmentation with COCO's 80 classes.
-            processor: Image processor of the model.
-            device: Device of the model.
-        """
-        self.model, self.processor, self.device = model, processor, device
+    model: Any
+    """Mask2FormerForUniversalSegmentation with COCO's 80 classes."""
+    processor: Any
+    """Image processor of the model."""
+    device: str
+    """Device of the model."""
 
     @torch.inference_mode()
     def detect(self, images: Pictures, min_score: float) -> list[Detections]:
@@ -91,10 +90,8 @@ def load_detector(key: str, folder: Path, dtype: torch.dtype, device: str) -> De
     check_classes(key, folder)
     where = f"{key}: weights in {folder}"
     model = load_weights(where, Mask2FormerForUniversalSegmentation, folder, dtype, known=_OLDER_FILES)
-    try:
+    with readable(f"{key}: {folder} holds no Mask2Former image processor"):
         processor = Mask2FormerImageProcessorPil.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # transformers raises anything for damaged files
-        raise DataError(f"{key}: {folder} holds no Mask2Former image processor: {error}") from error
     return Detector(model.to(device), processor, device)
 
 

@@ -8,6 +8,7 @@ thresholds are not calibrated; hence the name geneval-hf.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -15,13 +16,7 @@ import torch
 from chunk_grpo.config.scorers import GenEvalScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
-from chunk_grpo.scorers.clip_model import (
-    MODEL_FILES,
-    PROCESSOR_FILES,
-    encoder_key,
-    load_encoder,
-    load_processor,
-)
+from chunk_grpo.scorers.clip_model import MODEL_FILES, PROCESSOR_FILES, load_processor, take_encoder
 from chunk_grpo.scorers.geneval.colours import ColourClassifier, crop_object
 from chunk_grpo.scorers.geneval.detector import DETECTOR_FILES, Detector, check_classes, load_detector
 from chunk_grpo.scorers.geneval.records import GenEvalRecord, parse_record
@@ -37,8 +32,6 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
 
     version = 1
     needs = frozenset({"prompt", "metadata"})
-
-    _models: tuple[Detector, ColourClassifier] | None = None
 
     @property
     def name(self) -> str:
@@ -58,7 +51,7 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
             DataError: A file is missing or belongs to another model; the message names it and the fix.
         """
         super().check()
-        check_classes(self._key("detector"), self.folder("detector"))
+        check_classes(self.where("detector"), self.folder("detector"))
 
     def score_rows(self, batch: ScoreBatch) -> Scores:
         """Values with details."""
@@ -79,12 +72,9 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
             DataError: A prompt's metadata is no GenEval record, or the models cannot be loaded.
         """
         records = [self._record(*row) for row in zip(batch.prompts, batch.metadata, strict=True)]
-        if not records:
-            return []  # the detector's processor needs at least one image
-        detector, classifier = self._load()
-        detections = detector.detect(
-            batch.images, min(self.settings.threshold, self.settings.counting_threshold)
-        )
+        detector, classifier = self.models
+        least = min(self.settings.threshold, self.settings.counting_threshold)
+        detections = detector.detect(batch.images, least)
         found = [
             found_objects(seen, self._threshold(record), self.settings.max_objects)
             for seen, record in zip(detections, records, strict=True)
@@ -110,11 +100,6 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
             for row, record in enumerate(records)
         ]
 
-    def close(self) -> None:
-        """Release both models."""
-        self._models = None
-        super().close()
-
     def _threshold(self, record: GenEvalRecord) -> float:
         return self.settings.counting_threshold if record.tag == "counting" else self.settings.threshold
 
@@ -127,23 +112,15 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
                 "records of evaluation_metadata.jsonl as metadata; choose other scorers for other prompts."
             ) from error
 
-    def _load(self) -> tuple[Detector, ColourClassifier]:
-        if self._models is None:
-            settings, device = self.settings, chosen_device(self.device)
-            detector = self.take_model(
-                ("mask2former", settings.detector, settings.dtype, device),
-                lambda: load_detector(
-                    self._key("detector"), self.folder("detector"), getattr(torch, settings.dtype), device
-                ),
-            )
-            source = self._key("classifier"), settings.classifier
-            encoder = self.take_model(
-                encoder_key(settings.classifier, settings.dtype, device),
-                lambda: load_encoder(*source, settings.dtype, device),
-            )
-            classifier = ColourClassifier(encoder, load_processor(*source, encoder, "processor"))
-            self._models = detector, classifier
-        return self._models
-
-    def _key(self, part: str) -> str:
-        return f"scorers.{self.key}.{part}"
+    @cached_property
+    def models(self) -> tuple[Detector, ColourClassifier]:
+        """Detector and classifier."""
+        settings, device = self.settings, chosen_device(self.device)
+        key, dtype = self.where("detector"), getattr(torch, settings.dtype)
+        detector = self.take_model(
+            ("mask2former", settings.detector, settings.dtype, device),
+            lambda: load_detector(key, self.folder("detector"), dtype, device),
+        )
+        encoder = take_encoder(self, "classifier")
+        processor = load_processor(self.where("classifier"), self.folder("classifier"), encoder)
+        return detector, ColourClassifier(encoder, processor)

@@ -95,9 +95,19 @@ class JudgeScorer(ConfiguredScorer[Settings]):
         missing = {question.key: question for question in questions if question.key not in self._answers}
         return self._judge.ask(list(missing.values()), self._take) if missing else {}
 
-    def stored(self, question: Question) -> str:
-        """Answer to a question that `ask` has asked."""
-        return self._answers[question.key]
+    def stored(self, question: Question) -> Any:
+        """Content of the answer to a question that `ask` has asked."""
+        return self.parse(self._answers[question.key])
+
+    def judged(self, questions: Sequence[Question]) -> tuple[dict[int, Any], dict[int, str]]:
+        """Ask one question about each image.
+
+        Returns:
+            Row of each judged image to the content of its answer, and of each refused one to the reason.
+        """
+        faults = self.ask(questions)
+        refused = {row: faults[each.key] for row, each in enumerate(questions) if each.key in faults}
+        return {row: self.stored(each) for row, each in enumerate(questions) if row not in refused}, refused
 
     @cached_property
     def _file(self) -> AnswerFile:

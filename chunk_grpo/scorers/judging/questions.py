@@ -64,7 +64,7 @@ class Questions(JudgeScorer[QuestionsScorer]):
                     f"{len(missing)} of {len(questions)} questions have no answer, such as {missing[0]}"
                 )
                 continue
-            answers = [self.parse(self.stored(question)) for question in questions]
+            answers = [self.stored(question) for question in questions]
             values[row] = image_value(listed[row], answers)
             yes[row] = np.mean(answers)
         return Scores(values, {"yes": yes}, refused)

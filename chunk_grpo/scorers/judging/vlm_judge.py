@@ -53,13 +53,8 @@ class VlmJudge(JudgeScorer[VlmJudgeScorer]):
     def score_rows(self, batch: ScoreBatch) -> Scores:
         """Same as `score`, without checking the batch."""
         questions = [self._question(batch, row) for row in range(len(batch))]
-        faults = self.ask(questions)
-        refused = {row: faults[asked.key] for row, asked in enumerate(questions) if asked.key in faults}
-        values = [
-            np.nan if row in refused else self.parse(self.stored(asked))
-            for row, asked in enumerate(questions)
-        ]
-        return Scores(np.array(values), {}, refused)
+        judged, refused = self.judged(questions)
+        return Scores(np.array([judged.get(row, np.nan) for row in range(len(batch))]), {}, refused)
 
     @cached_property
     def _reading(self) -> Reading:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,24 @@ def find_checkpoint(key: str, weights: Weights, patterns: Sequence[str]) -> Path
     return folder
 
 
+@contextmanager
+def readable(what: str) -> Iterator[None]:
+    """Explain an error of a library that reads a file. For damaged files they raise any type of error.
+
+    Args:
+        what: Beginning of the message: key, file and what is wrong.
+
+    Raises:
+        DataError: The block failed.
+    """
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{what} ({type(error).__name__}: {error}). Fetch the files again.") from error
+
+
 def read_config(key: str, folder: Path, model_type: str) -> dict[str, Any]:
     """Read a model's config.json in the transformers layout.
 
@@ -64,11 +83,9 @@ def read_config(key: str, folder: Path, model_type: str) -> dict[str, Any]:
         DataError: The file cannot be read, or the model type differs.
     """
     path = folder / "config.json"
-    try:
+    with readable(f"{key}: {path} cannot be read"):
         config = json.loads(path.read_text(encoding="utf-8"))
         found = config.get("model_type")
-    except (OSError, ValueError, AttributeError) as error:
-        raise DataError(f"{key}: {path} cannot be read: {error}. Fetch the files again.") from error
     if found != model_type:
         raise DataError(f"{key}: must be a model of type {model_type}, but model_type in {path} is {found!r}")
     return dict(config)

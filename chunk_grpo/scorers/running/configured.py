@@ -27,6 +27,7 @@ class ConfiguredScorer(ABC, Generic[Settings]):
     """Base of the built-in scorers, made from a section of params.yaml without loading a model.
 
     A subclass sets `version`, overrides `name` if several models could measure its kind, and implements `score_rows`.
+    What it loads is its cached property `models`, which `close` drops.
     """
 
     version: ClassVar[int]
@@ -54,15 +55,17 @@ class ConfiguredScorer(ABC, Generic[Settings]):
         """Fields of the settings of type Weights, with the patterns of their files, as `find_checkpoint` takes them."""
         return {}
 
+    def where(self, field: str) -> str:
+        """Key of a setting in params.yaml, for messages."""
+        return f"scorers.{self.key}.{field}"
+
     def folder(self, field: str) -> Path:
         """Folder with the files of one field of `files`.
 
         Raises:
             DataError: A file is missing; the message names it and the download command.
         """
-        return find_checkpoint(
-            f"scorers.{self.key}.{field}", getattr(self.settings, field), self.files[field]
-        )
+        return find_checkpoint(self.where(field), getattr(self.settings, field), self.files[field])
 
     def check(self) -> None:
         """Check the packages and files that scoring needs. Loads no model.
@@ -79,20 +82,22 @@ class ConfiguredScorer(ABC, Generic[Settings]):
         return spec_hash(self.key, self.version, self.settings, self.files)
 
     def score(self, batch: ScoreBatch) -> Scores:
-        """Score a batch of any size, `batch_size` images at a time. Images that are too narrow to resize are refused.
+        """Score a batch of any size. Images that are too narrow to resize are refused.
 
         Raises:
             DataError: An input cannot be judged.
         """
         check_batch(batch)
         count, height, width = batch.images.shape[:3]
-        if count and not 0 < max(height, width) <= NARROWEST * min(height, width):
+        if not count:
+            return Scores(np.zeros(0))
+        if not 0 < max(height, width) <= NARROWEST * min(height, width):
             reason = f"{width} x {height} pixels: the longer side must be at most {NARROWEST} times the shorter one"
             return Scores(np.full(count, np.nan), refused=dict.fromkeys(range(count), reason))
         return self.score_all(batch)
 
     def score_all(self, batch: ScoreBatch) -> Scores:
-        """Score a checked batch of any size."""
+        """Score a checked batch of one or more images, `batch_size` at a time."""
         return in_batches(batch, self.settings.batch_size, self.score_rows)
 
     @abstractmethod
@@ -111,7 +116,8 @@ class ConfiguredScorer(ABC, Generic[Settings]):
         return model
 
     def close(self) -> None:
-        """Release the models. A subclass first drops its own objects that use them."""
+        """Release the models."""
+        self.__dict__.pop("models", None)
         while self._taken:
             MODELS.give_back(self._taken.pop())
 
@@ -133,13 +139,13 @@ def in_batches(batch: ScoreBatch, batch_size: int, score_rows: Callable[[ScoreBa
     """Score `batch_size` images at a time; halve the number whenever the device runs out of memory.
 
     Args:
-        batch: Any number of images.
+        batch: One or more images.
         batch_size: Maximum number of images at a time, at least 1.
         score_rows: Function that scores a part. An image's score must not depend on the other images of the part.
     """
     parts: list[Scores] = []
     first = 0
-    while first < len(batch) or not parts:
+    while first < len(batch):
         rows = range(first, min(first + batch_size, len(batch)))
         try:
             parts.append(score_rows(batch.rows(rows)))

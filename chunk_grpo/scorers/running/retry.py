@@ -18,9 +18,8 @@ from itertools import count
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from chunk_grpo.config.scorer_settings import ScorerSettings
 from chunk_grpo.errors import TransientError
-from chunk_grpo.scorers.base import Need, ScoreBatch, Scorer, Scores
+from chunk_grpo.scorers.base import ScoreBatch, Scorer, Scores
 from chunk_grpo.scorers.workers.worker_protocol.messages import facts_of
 
 Result = TypeVar("Result")
@@ -179,35 +178,16 @@ class Limited:
             scorer: Scorer in this process.
             seconds: Time limit of a `score` call, including loading the model.
         """
-        self.scorer = scorer
+        self.scorer, self.settings, self.name, self.version = (
+            scorer,
+            scorer.settings,
+            scorer.name,
+            scorer.version,
+        )
+        self.needs, self.groupwise = scorer.needs, scorer.groupwise
         self._key, self._seconds = key, seconds
         self._thread: Background | None = None
         self._given_up = False
-
-    @property
-    def settings(self) -> ScorerSettings:
-        """Settings of the wrapped scorer."""
-        return self.scorer.settings
-
-    @property
-    def name(self) -> str:
-        """Name of the wrapped scorer."""
-        return self.scorer.name
-
-    @property
-    def version(self) -> int:
-        """Version of the wrapped scorer."""
-        return self.scorer.version
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """Inputs of the wrapped scorer besides the images."""
-        return self.scorer.needs
-
-    @property
-    def groupwise(self) -> bool:
-        """Whether the wrapped scorer is groupwise."""
-        return self.scorer.groupwise
 
     def check(self) -> None:
         """Check the wrapped scorer, without a time limit: it may download models."""

@@ -12,18 +12,11 @@ import ast
 import hashlib
 import json
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
+from chunk_grpo.config.templates import Slot, Template
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.wise.protocols import PROTOCOLS, ProtocolName
-
-
-class Slot(Enum):
-    """Part of the question that is filled in for each image."""
-
-    PROMPT = "Prompt"
-    EXPLANATION = "Explanation"
 
 
 @dataclass(frozen=True)
@@ -32,17 +25,16 @@ class Instructions:
 
     system: str
     """The system message."""
-    question: tuple[str | Slot, ...]
-    """Pieces of the user message."""
+    question: Template
+    """The user message, with the fields Prompt and Explanation."""
 
     def fill(self, prompt: str, explanation: str) -> str:
         """User message for an image."""
-        values = {Slot.PROMPT: prompt, Slot.EXPLANATION: explanation}
-        return "".join(values[piece] if isinstance(piece, Slot) else piece for piece in self.question)
+        return self.question.fill({"Prompt": prompt, "Explanation": explanation})
 
     def digest(self) -> str:
         """SHA-256 of the wording."""
-        pieces = [[piece.value] if isinstance(piece, Slot) else piece for piece in self.question]
+        pieces = [[piece.name] if isinstance(piece, Slot) else piece for piece in self.question.pieces]
         return hashlib.sha256(json.dumps([self.system, pieces]).encode()).hexdigest()
 
 
@@ -55,18 +47,19 @@ _TASK: tuple[str | Slot, ...] = (
     "The attached picture was made from the prompt below. The prompt names its subject in a roundabout way: to draw it "
     "one must know something about culture, nature, time or space. The explanation says what a right picture "
     'shows.\n\nPrompt: "',
-    Slot.PROMPT,
+    Slot("Prompt"),
     '"\nExplanation: "',
-    Slot.EXPLANATION,
+    Slot("Explanation"),
     '"\n\n',
 )
 
 OWN: dict[ProtocolName, Instructions] = {
     "legacy": Instructions(
         _SYSTEM,
-        (
-            *_TASK,
-            """Give the picture three whole numbers, each 0, 1 or 2.
+        Template(
+            (
+                *_TASK,
+                """Give the picture three whole numbers, each 0, 1 or 2.
 
 Consistency - does it show what the prompt means?
 0: something essential is absent, or says the opposite.
@@ -89,13 +82,15 @@ Answer with these three lines alone, with a number for each N:
 Consistency: N
 Realism: N
 Aesthetic Quality: N""",
+            )
         ),
     ),
     "verified": Instructions(
         _SYSTEM,
-        (
-            *_TASK,
-            """Decide whether the picture is right, 1, or wrong, 0.
+        Template(
+            (
+                *_TASK,
+                """Decide whether the picture is right, 1, or wrong, 0.
 
 It is right if two things hold. Its content: the objects, their states and their relations are those that prompt and
 explanation ask for, and the answer that the prompt only hints at can be seen. Its making: the main objects are clear
@@ -108,6 +103,7 @@ Beauty, style and composition play no part: a plain drawing may be right. If you
 
 Answer with one line alone, with 0 or 1 for N:
 Score: N""",
+            )
         ),
     ),
 }
@@ -134,7 +130,7 @@ def find_instructions(key: str, protocol: ProtocolName, path: str | None) -> Ins
             f"{key}.instructions: {path}: {error}. Give gpt_eval.py (legacy) or vllm_eval.py (verified) of a clone of "
             "github.com/PKU-YuanGroup/WISE, or null for this package's wording."
         ) from error
-    text = "".join(piece for piece in found.question if isinstance(piece, str)).lower()
+    text = "".join(piece for piece in found.question.pieces if isinstance(piece, str)).lower()
     for label in PROTOCOLS[protocol].labels:
         if f"{label}: " not in text:
             raise DataError(
@@ -174,16 +170,12 @@ def read_evaluator(source: str) -> Instructions:
             f"needs two texts in build_evaluation_messages, the system's and the user's; has {len(texts)}"
         )
     system, question = (_pieces(text) for text in texts)
-    slots = [piece for piece in question if isinstance(piece, Slot)]
-    if (
-        len(system) != 1
-        or not isinstance(system[0], str)
-        or sorted(s.name for s in slots) != sorted(Slot.__members__)
-    ):
+    slots = sorted(piece.name for piece in question if isinstance(piece, Slot))
+    if len(system) != 1 or not isinstance(system[0], str) or slots != ["Explanation", "Prompt"]:
         raise ValueError(
             "the user's text, and only that, must have Prompt and Explanation filled in, once each"
         )
-    return Instructions(system[0], question)
+    return Instructions(system[0], Template(question))
 
 
 def _pieces(text: ast.expr) -> tuple[str | Slot, ...]:

@@ -56,16 +56,7 @@ class Wise(JudgeScorer[WiseScorer]):
     def score_rows(self, batch: ScoreBatch) -> Scores:
         """Same as `score`, without checking the batch."""
         protocol = self.settings.protocol
-        questions = [self._question(batch, row) for row in range(len(batch))]
-        faults = self.ask(questions)
-        refused = {
-            row: faults[question.key] for row, question in enumerate(questions) if question.key in faults
-        }
-        scores = {
-            row: self.parse(self.stored(question))
-            for row, question in enumerate(questions)
-            if row not in refused
-        }
+        scores, refused = self.judged([self._question(batch, row) for row in range(len(batch))])
         names = PROTOCOLS[protocol].weights if protocol == "legacy" else ()
         values = np.full(len(batch), np.nan)
         details = {name: np.full(len(batch), np.nan) for name in names}
