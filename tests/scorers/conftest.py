@@ -8,8 +8,8 @@ import pytest
 
 from chunk_grpo.scorers.running.configured import SharedModels
 from chunk_grpo.scorers.wise.scorer import Wise
+from tests.scorers.judge_cases import wise
 from tests.scorers.judge_server import JudgeServer
-from tests.scorers.wise_cases import wise
 
 
 @pytest.fixture

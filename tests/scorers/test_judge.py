@@ -11,8 +11,8 @@ import pytest
 
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.judging import client
+from tests.scorers.judge_cases import GOOD, batch_of, id_of, wise
 from tests.scorers.judge_server import Reply, Request, by_image, completion
-from tests.scorers.wise_cases import GOOD, batch_of, id_of, wise
 
 KEY = "sk-Zq7secret0123456789"
 SOON = {"retry-after-ms": "5"}

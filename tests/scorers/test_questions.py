@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from chunk_grpo.config.judges import QuestionsScorer
 from chunk_grpo.config.questions import ListedQuestion, parse_questions
-from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.judging.questions import Questions, image_value, yes_or_no
-from tests.scorers.judge_server import JudgeServer, Reply, asking
+from tests.scorers.judge_cases import questions
+from tests.scorers.judge_server import JudgeServer, Reply
 
 TREE = [
     {"id": 1, "question": "Is there a cup?", "parents": []},
@@ -20,17 +19,6 @@ TREE = [
     {"id": 3, "question": "Is it a dark red?", "parents": [2]},
     {"id": 4, "question": "Is there a dog?"},
 ]
-
-
-def questions(url: str, folder: Path, **changes: Any) -> Questions:
-    options = asking(url, folder) | {
-        "kind": "questions",
-        "splits": ("dpg",),
-        "system": None,
-        "image": "before",
-    }
-    options |= {"template": "{question} Answer yes or no."}
-    return Questions("dpg", QuestionsScorer.model_validate({**options, **changes}))
 
 
 @pytest.fixture
@@ -120,51 +108,8 @@ class TestScores:
         assert make().score(batch_of(2)).values.tolist() == [1.0, 1.0]
         assert len(judge_server.requests) == 2  # the others are stored
 
-    def test_what_is_sent(self, judge_server, make):
-        answers(judge_server)
-        batch = batch_of(1, TREE[:1])
-        make(template="{prompt}: {question}", system="Be fair.", image="after").score(batch)
-        (request,) = judge_server.requests
-        assert request.text == "prompt 0: Is there a cup?"
-        assert [part["type"] for part in request.body["messages"][1]["content"]] == ["text", "image_url"]
-        np.testing.assert_array_equal(request.image, batch.images[0])
-
-    def test_name_and_identity(self, make):
-        assert make().name == "questions/tiny-judge"
-        others = [{"template": "{question}"}, {"system": "S"}, {"image": "after"}, {"judge": "b"}]
-        assert len({make(**changes).spec_hash() for changes in [{}, *others]}) == 5
-        assert make(concurrency=9, answers="elsewhere").spec_hash() == make().spec_hash()
-
 
 class TestLists:
-    @pytest.mark.parametrize(
-        ("listed", "fault"),
-        [
-            (None, "needs the field 'questions' with a list of questions, got None"),
-            ([], r"with a list of questions, got \[\]"),
-            (["a"], "entry 1 must be an object, got 'a'"),
-            ([{"id": "1", "question": "a"}], "entry 1: id must be a whole number, got '1'"),
-            ([{"id": True, "question": "a"}], "id must be a whole number, got True"),
-            ([{"id": 1, "question": ""}], "entry 1: question must be a text, got ''"),
-            ([{"id": 1, "question": "a", "parents": 0}], "parents must be a list of whole numbers, got 0"),
-            (
-                [{"id": 1, "question": "a", "parents": [2]}],
-                "question 1: parents must be ids of other .* got 2",
-            ),
-            ([{"id": 1, "question": "a"}, {"id": 1, "question": "b"}], "the id 1 occurs 2 times"),
-        ],
-    )
-    def test_a_malformed_list_is_named_before_any_request(self, judge_server, make, listed, fault):
-        batch = batch_of(2)
-        batch = ScoreBatch(batch.images, batch.prompts, [batch.metadata[0], {"questions": listed}], [0, 0])
-        with pytest.raises(
-            DataError, match=rf"scorers\.dpg: row 2 of 2, prompt 'prompt 1': metadata: .*{fault}"
-        ):
-            make().score(batch)
-        assert not judge_server.requests
-        with pytest.raises(ValueError, match=fault):
-            make().settings.check_data("prompt 1", {"questions": listed})
-
     def test_other_fields_of_a_template_are_needed_too(self, make):
         settings = make(template="{metadata.place}: {question}").settings
         settings.check_data("p", {"questions": TREE, "place": "left"})

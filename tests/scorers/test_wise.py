@@ -9,16 +9,14 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from chunk_grpo.errors import DataError, Stopped
 from chunk_grpo.scorers.base import ScoreBatch, check_scores
-from chunk_grpo.scorers.wise.instructions import OWN
+from tests.scorers.judge_cases import GOOD, batch_of, id_of, wise
 from tests.scorers.judge_server import Reply, by_image
-from tests.scorers.wise_cases import GOOD, batch_of, id_of, wise
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,51 +42,8 @@ class TestScores:
         scores = make_wise(protocol="verified").score(batch_of(2))
         assert scores.values.tolist() == [0.0, 1.0] and scores.details == {}
 
-    @pytest.mark.parametrize(
-        ("record", "fault"),
-        [
-            ({}, "wise_id must be a whole number from 1 to 1000, got None"),
-            ({"wise_id": "7", "explanation": "e"}, "got '7'"),
-            ({"wise_id": True, "explanation": "e"}, "got True"),
-            ({"wise_id": 0, "explanation": "e"}, "got 0"),
-            ({"wise_id": 1001, "explanation": "e"}, "got 1001"),
-            ({"wise_id": 7}, "explanation must be a text, got None"),
-            ({"wise_id": 7, "explanation": " "}, "explanation must be a text, got ' '"),
-        ],
-    )
-    def test_rejects_invalid_prompt_metadata(self, judge_server, make_wise, record, fault):
-        batch = batch_of(1)
-        with pytest.raises(DataError, match=rf"scorers.wise: prompt 'prompt 1': metadata: .*{fault}"):
-            make_wise().score(ScoreBatch(batch.images, batch.prompts, [record], [0]))
-        assert not judge_server.requests
-
 
 class TestRequests:
-    @pytest.mark.parametrize(("protocol", "max_tokens"), [("legacy", 2000), ("verified", 500)])
-    def test_what_is_sent(self, judge_server, make_wise, protocol, max_tokens):
-        batch = batch_of(1, first=7)
-        make_wise(protocol=protocol).score(batch)
-        (request,) = judge_server.requests
-        system, user = request.body.pop("messages")
-        assert request.body == {
-            "model": "tiny-judge",
-            "temperature": 0.0,
-            "seed": 0,
-            "max_tokens": max_tokens,
-        }
-        assert system == {"role": "system", "content": [{"type": "text", "text": OWN[protocol].system}]}
-        assert user["role"] == "user" and [part["type"] for part in user["content"]] == ["text", "image_url"]
-        assert user["content"][0]["text"] == OWN[protocol].fill("prompt 7", "meaning 7")
-        request.body["messages"] = [system, user]
-        np.testing.assert_array_equal(request.image, batch.images[0])
-
-    def test_fields_are_added_replaced_and_left_out(self, judge_server, make_wise):
-        extra = {"chat_template_kwargs": {"enable_thinking": False}, "max_tokens": 9, "seed": None}
-        make_wise(request=extra).score(batch_of(1))
-        body = judge_server.requests[0].body
-        assert body["chat_template_kwargs"] == {"enable_thinking": False}
-        assert body["max_tokens"] == 9 and "seed" not in body and body["temperature"] == 0.0
-
     @pytest.mark.parametrize("field", ["messages", "model", "n", "stream"])
     def test_request_fields_cannot_replace_the_question(self, make_wise, field):
         with pytest.raises(ValueError, match=f"must not hold {field}"):
@@ -160,14 +115,6 @@ def server_threads() -> int:
 
 
 class TestKept:
-    def test_an_image_is_judged_once(self, judge_server, make_wise):
-        scorer, batch = make_wise(), batch_of(3)
-        first = scorer.score(batch.rows([0, 1, 2, 1, 0]))
-        assert len(judge_server.requests) == 3
-        again = make_wise(concurrency=1, attempts=9, timeout_seconds=7.0).score(batch)
-        assert len(judge_server.requests) == 3
-        assert first.values[:3].tolist() == again.values.tolist()
-
     def test_changed_image_prompt_explanation_or_id_is_asked_anew(self, judge_server, make_wise):
         one = batch_of(1)
         make_wise().score(one)
@@ -181,24 +128,6 @@ class TestKept:
         for count, other in enumerate(others, start=2):
             make_wise().score(other)
             assert len(judge_server.requests) == count
-
-    def test_identity_changes_only_with_result_settings(self, make_wise, tmp_path, monkeypatch):
-        same: list[dict[str, Any]] = [
-            {},
-            {"concurrency": 9, "attempts": 1, "timeout_seconds": 1.0, "splits": ("test",), "batch_size": 9},
-            {"api_key_variable": "JUDGE_KEY", "answers": str(tmp_path / "elsewhere")},
-        ]
-        other: list[dict[str, Any]] = [
-            {"judge": "b"},
-            {"protocol": "verified"},
-            {"request": {"seed": None}},
-            {"base_url": "http://b/v1"},
-        ]
-        assert len({make_wise(**changes).spec_hash() for changes in same}) == 1
-        assert len({make_wise(**changes).spec_hash() for changes in [{}, *other]}) == 5
-        before = make_wise().spec_hash()
-        monkeypatch.setitem(OWN, "legacy", OWN["verified"])
-        assert make_wise().spec_hash() != before
 
     @pytest.mark.parametrize(
         ("protocol", "identity", "key"),
@@ -295,7 +224,7 @@ class TestKept:
     def test_a_killed_run_asks_only_for_what_is_missing(self, judge_server, tmp_path):
         judge_server.answer = lambda request: Reply(by_image(request).body, wait_seconds=0.25)
         code = (
-            "import sys; from pathlib import Path; from tests.scorers.wise_cases import wise, batch_of; "
+            "import sys; from pathlib import Path; from tests.scorers.judge_cases import wise, batch_of; "
             "wise(sys.argv[1], Path(sys.argv[2]), concurrency=2).score(batch_of(12))"
         )
         process = subprocess.Popen(

@@ -1,6 +1,7 @@
 """WISE over the wire: `transformers serve` with a tiny random vision-language model is the judge."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,11 +16,10 @@ import pytest
 from PIL import Image
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 
-from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.wise.instructions import OWN
 from tests.scorers.checkpoints_wise import make_judge
-from tests.scorers.wise_cases import wise
+from tests.scorers.judge_cases import wise
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -101,7 +101,7 @@ def test_the_server_judges_as_its_model_does(judge, url, tmp_path):
     assert [f"Score: {value:.0f}" for value in scorer.score(batch).values] == said
 
 
-def test_rejects_model_without_well_formed_answers(judge, url, tmp_path):
+def test_refuses_model_without_well_formed_answers(judge, url, tmp_path):
     scorer = wise(url, tmp_path, protocol="legacy", judge=str(judge), timeout_seconds=120.0, attempts=2)
-    with pytest.raises(DataError, match=r"2 attempts\. WISE prompt 1: .* the answer begins 'Score: [01]'"):
-        scorer.score(plain_colours().rows([0]))
+    refused = scorer.score(plain_colours().rows([0])).refused
+    assert re.search(r"2 attempts\. WISE prompt 1: .* the answer begins 'Score: [01]'", refused[0])

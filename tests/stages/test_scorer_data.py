@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Workspace, any_prompt, new_workspace, prompt_file
-from tests.scorers.test_vlm_judge import vlm_judge
+from tests.scorers.judge_cases import vlm_judge
 
 ROWS = [f'a sign that says ""WORD {number}"",WORD {number}' for number in range(12)]
 OCR = {"kind": "ocr", "splits": ["eval"], "batch_size": 8}
