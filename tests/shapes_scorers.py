@@ -24,6 +24,7 @@ def shapes_reward(weights: Mapping[str, float], **options: Any) -> Reward:
 class ScorerForTests:
     """All of the protocol but `score`."""
 
+    settings = ShapesScorer(kind="shapes-vivid", splits=("eval",), batch_size=4)
     name = "made/for-tests"
     version = 1
     needs: frozenset[Need] = frozenset()

@@ -14,7 +14,6 @@ import numpy as np
 from rapidfuzz.distance import Levenshtein
 
 from chunk_grpo.config.scorers import OcrScorer
-from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.ocr_reader import MODEL_FILES, Reader, load_reader
 from chunk_grpo.scorers.running.configured import ConfiguredScorer
@@ -63,18 +62,11 @@ class Ocr(ConfiguredScorer[OcrScorer]):
         Raises:
             DataError: The text of a prompt is missing, or the models cannot be loaded.
         """
-        targets = [self._target(batch, row) for row in range(len(batch))]
+        targets = self.parsed(batch, self.settings.target)
         read = [self.models(image) for image in batch.images]
         values = [text_reward(text, target) for text, target in zip(read, targets, strict=True)]
         contained = [compared(target) in compared(text) for text, target in zip(read, targets, strict=True)]
         return Scores(np.array(values, float), {"contained": np.array(contained, float)})
-
-    def _target(self, batch: ScoreBatch, row: int) -> str:
-        prompt = batch.prompts[row]
-        try:
-            return self.settings.target(prompt, batch.metadata[row])
-        except ValueError as error:
-            raise DataError(f"scorers.{self.key}: prompt {prompt!r}: {error}") from error
 
     @cached_property
     def models(self) -> Reader:

@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chunk_grpo.config.scorers import ShapesScorer
-from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Pictures, ScoreBatch, Scores
 from chunk_grpo.scorers.running.configured import ConfiguredScorer
 from chunk_grpo.shapes.detect import MIN_CONFIDENCE, detect
 from chunk_grpo.shapes.judge import exact_score, graded_score, vividness
 from chunk_grpo.shapes.prompts import PromptSpec, parse_metadata
+
+_NEED = ". This scorer needs prompts of the shapes world (prompts.source: shapes); choose others for other prompts."
 
 
 class ShapesExact(ConfiguredScorer[ShapesScorer]):
@@ -25,7 +26,7 @@ class ShapesExact(ConfiguredScorer[ShapesScorer]):
     def score_rows(self, batch: ScoreBatch) -> Scores:
         """Exact scores, with the number of confident detections as a detail."""
         found = [detect(image) for image in _floats(batch.images)]
-        specs = _specs(batch, self.name)
+        specs = self.parsed(batch, _spec, _NEED)
         values = [float(exact_score(d, spec)) for d, spec in zip(found, specs, strict=True)]
         confident = [float(sum(d.confidence >= MIN_CONFIDENCE for d in ds)) for ds in found]
         return Scores(np.array(values), {"detections": np.array(confident)})
@@ -39,7 +40,7 @@ class ShapesGraded(ConfiguredScorer[ShapesScorer]):
 
     def score_rows(self, batch: ScoreBatch) -> Scores:
         """Grades in [0, 1]."""
-        specs = _specs(batch, self.name)
+        specs = self.parsed(batch, _spec, _NEED)
         images = _floats(batch.images)
         grades = [graded_score(detect(image), spec) for image, spec in zip(images, specs, strict=True)]
         return Scores(np.array(grades))
@@ -71,17 +72,5 @@ def _floats(images: Pictures) -> NDArray[np.float32]:
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2), dtype=np.float32) / np.float32(255)
 
 
-def _specs(batch: ScoreBatch, scorer: str) -> list[PromptSpec]:
-    return [
-        _spec(prompt, record, scorer) for prompt, record in zip(batch.prompts, batch.metadata, strict=True)
-    ]
-
-
-def _spec(prompt: str, record: Mapping[str, object], scorer: str) -> PromptSpec:
-    try:
-        return parse_metadata({**record, "prompt": prompt})
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"scorer {scorer}: prompt {prompt!r}: {error}. This scorer needs prompts of the shapes world "
-            "(prompts.source: shapes); choose other scorers for other prompts."
-        ) from error
+def _spec(prompt: str, record: Mapping[str, object]) -> PromptSpec:
+    return parse_metadata({**record, "prompt": prompt})

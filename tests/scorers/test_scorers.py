@@ -91,7 +91,7 @@ def test_prompts_of_another_world_are_refused_by_name(name, metadata, reason):
     with pytest.raises(DataError) as caught:
         shapes_scorer(name).score(foreign)
     message = str(caught.value)
-    assert message.startswith(f"scorer {name}: prompt 'a photo of a dog': {reason}")
+    assert message.startswith(f"scorers.{name}: prompt 'a photo of a dog': {reason}")
     assert "needs prompts of the shapes world (prompts.source: shapes)" in message
 
 

@@ -216,7 +216,7 @@ class TestTemplateFile:
             ("a.py", "question = ", "is no Python"),
             ("a.py", "text = 'a'", "needs one string that is assigned to `question`, has 0"),
             ("a.py", "question = 'a'\nquestion = 'b'", "has 2"),
-            ("a.py", "question = f'{other}'", r"line 1: only text and \{prompt\} can be read"),
+            ("a.py", "question = f'{other}'", "line 1: only text and prompt can be read"),
             ("a.py", "question = f'{prompt!r}'", "line 1: only text"),
             ("a.py", "question = 3", "line 1: only text"),
             ("nowhere.txt", None, "No such file"),

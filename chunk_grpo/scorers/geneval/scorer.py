@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from chunk_grpo.config.scorers import GenEvalScorer
-from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.clip_model import MODEL_FILES, PROCESSOR_FILES, load_processor, take_encoder
 from chunk_grpo.scorers.geneval.colours import ColourClassifier, crop_object
@@ -22,6 +21,11 @@ from chunk_grpo.scorers.geneval.detector import DETECTOR_FILES, Detector, check_
 from chunk_grpo.scorers.geneval.records import GenEvalRecord, parse_record
 from chunk_grpo.scorers.geneval.rules import Verdict, asked_colours, found_objects, judge
 from chunk_grpo.scorers.running.configured import ConfiguredScorer, chosen_device, model_name
+
+_NEED = (
+    ". This scorer needs GenEval's prompts, with the records of evaluation_metadata.jsonl as metadata; choose other "
+    "scorers for other prompts."
+)
 
 
 class GenEval(ConfiguredScorer[GenEvalScorer]):
@@ -71,7 +75,7 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
         Raises:
             DataError: A prompt's metadata is no GenEval record, or the models cannot be loaded.
         """
-        records = [self._record(*row) for row in zip(batch.prompts, batch.metadata, strict=True)]
+        records = self.parsed(batch, lambda _, record: parse_record(record), _NEED)
         detector, classifier = self.models
         least = min(self.settings.threshold, self.settings.counting_threshold)
         detections = detector.detect(batch.images, least)
@@ -102,15 +106,6 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
 
     def _threshold(self, record: GenEvalRecord) -> float:
         return self.settings.counting_threshold if record.tag == "counting" else self.settings.threshold
-
-    def _record(self, prompt: str, record: Mapping[str, object]) -> GenEvalRecord:
-        try:
-            return parse_record(record)
-        except ValueError as error:
-            raise DataError(
-                f"scorers.{self.key}: prompt {prompt!r}: {error}. This scorer needs GenEval's prompts, with the "
-                "records of evaluation_metadata.jsonl as metadata; choose other scorers for other prompts."
-            ) from error
 
     @cached_property
     def models(self) -> tuple[Detector, ColourClassifier]:

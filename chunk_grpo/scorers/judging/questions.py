@@ -12,7 +12,6 @@ import numpy as np
 from chunk_grpo.config.judges import QUESTION_FIELDS, QuestionsScorer
 from chunk_grpo.config.questions import ListedQuestion, parse_questions
 from chunk_grpo.config.templates import Template, parse_template
-from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.judging.asking import JudgeScorer, question_about
 from chunk_grpo.scorers.judging.client import Question
@@ -50,7 +49,8 @@ class Questions(JudgeScorer[QuestionsScorer]):
 
     def score_rows(self, batch: ScoreBatch) -> Scores:
         """Same as `score`, without checking the batch."""
-        listed = [self._listed(batch, row) for row in range(len(batch))]
+        need = ". Set `splits` to splits whose prompts have questions, such as those of kind dpg."
+        listed = self.parsed(batch, lambda _, record: parse_questions(record), need)
         asked = [
             [self._question(batch, row, one) for one in questions] for row, questions in enumerate(listed)
         ]
@@ -72,15 +72,6 @@ class Questions(JudgeScorer[QuestionsScorer]):
     @cached_property
     def _template(self) -> Template:
         return parse_template(self.settings.template, QUESTION_FIELDS)
-
-    def _listed(self, batch: ScoreBatch, row: int) -> tuple[ListedQuestion, ...]:
-        try:
-            return parse_questions(batch.metadata[row])
-        except ValueError as error:
-            raise DataError(
-                f"scorers.{self.key}: row {row + 1} of {len(batch)}, prompt {batch.prompts[row][:_QUOTED]!r}: "
-                f"metadata: {error}. Set `splits` to splits whose prompts have questions, such as those of kind dpg."
-            ) from error
 
     def _question(self, batch: ScoreBatch, row: int, one: ListedQuestion) -> Question:
         text = fill(f"scorers.{self.key}", self._template, batch, row, {"question": one.text})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from chunk_grpo.config.templates import METADATA, Slot, Template, parse_template
@@ -45,13 +45,9 @@ def question_of(source: str) -> Template:
     Raises:
         ValueError: There is no such string, or there are several that differ.
     """
-    try:
-        tree = ast.parse(source)
-    except SyntaxError as error:
-        raise ValueError(f"is no Python ({error})") from error
     found = {
-        _pieces(node.value)
-        for node in ast.walk(tree)
+        literal_pieces(node.value, lambda value: getattr(value, "id", None), ("prompt",))
+        for node in ast.walk(parsed_python(source))
         if isinstance(node, ast.Assign)
         and any(isinstance(target, ast.Name) and target.id == "question" for target in node.targets)
         and isinstance(node.value, (ast.JoinedStr, ast.Constant))
@@ -98,15 +94,34 @@ def fill(
     return template.fill(filled)
 
 
-def _pieces(text: ast.expr) -> tuple[str | Slot, ...]:
-    """Pieces of a constant, or of an f-string whose only value is `prompt`."""
+def parsed_python(source: str) -> ast.Module:
+    """Syntax tree of an evaluator's source. ValueError: it is no Python."""
+    try:
+        return ast.parse(source)
+    except SyntaxError as error:
+        raise ValueError(f"is no Python ({error})") from error
+
+
+def literal_pieces(
+    text: ast.expr, name_of: Callable[[ast.expr], object], names: tuple[str, ...]
+) -> tuple[str | Slot, ...]:
+    """Pieces of a constant, or of an f-string.
+
+    Args:
+        text: The expression.
+        name_of: Name of a value in an f-string.
+        names: Names that may occur.
+
+    Raises:
+        ValueError: It is another expression, or has another value.
+    """
     pieces: list[str | Slot] = []
     for part in text.values if isinstance(text, ast.JoinedStr) else [text]:
         match part:
             case ast.Constant(value=str(words)):
                 pieces.append(words)
-            case ast.FormattedValue(value=ast.Name(id="prompt"), conversion=-1, format_spec=None):
-                pieces.append(Slot("prompt"))
+            case ast.FormattedValue(value=value, conversion=-1, format_spec=None) if name_of(value) in names:
+                pieces.append(Slot(str(name_of(value))))
             case _:
-                raise ValueError(f"line {part.lineno}: only text and {{prompt}} can be read")
+                raise ValueError(f"line {part.lineno}: only text and {' and '.join(names)} can be read")
     return tuple(pieces)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from chunk_grpo.config.scorer_settings import ScorerSettings, Weights
+from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, check_batch
 from chunk_grpo.scorers.running.checkpoints import find_checkpoint
 from chunk_grpo.scorers.running.fingerprint import spec_hash
@@ -21,6 +22,7 @@ NARROWEST = 50
 
 Settings = TypeVar("Settings", bound=ScorerSettings)
 Model = TypeVar("Model")
+Parsed = TypeVar("Parsed")
 
 
 class ConfiguredScorer(ABC, Generic[Settings]):
@@ -103,6 +105,27 @@ class ConfiguredScorer(ABC, Generic[Settings]):
     @abstractmethod
     def score_rows(self, batch: ScoreBatch) -> Scores:
         """Score a batch that fits into memory."""
+
+    def parsed(
+        self, batch: ScoreBatch, parse: Callable[[str, Mapping[str, object]], Parsed], need: str = ""
+    ) -> list[Parsed]:
+        """What each image's prompt and metadata say.
+
+        Args:
+            batch: B images.
+            parse: Function of a prompt and its metadata.
+            need: What the scorer needs, as the end of the message.
+
+        Raises:
+            DataError: `parse` failed; the message names the prompt.
+        """
+        found = []
+        for prompt, record in zip(batch.prompts, batch.metadata, strict=True):
+            try:
+                found.append(parse(prompt, record))
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(f"scorers.{self.key}: prompt {prompt!r}: {error}{need}") from error
+        return found
 
     def take_model(self, identity: Hashable, load: Callable[[], Model]) -> Model:
         """Model shared with the other scorers of the process that use it, held until `close`.

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from chunk_grpo.config.templates import Slot, Template
 from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.judging.wording import literal_pieces, parsed_python
 from chunk_grpo.scorers.wise.protocols import PROTOCOLS, ProtocolName
 
 
@@ -152,13 +153,9 @@ def read_evaluator(source: str) -> Instructions:
     Raises:
         ValueError: The source does not have this form.
     """
-    try:
-        tree = ast.parse(source)
-    except SyntaxError as error:
-        raise ValueError(f"is no Python ({error})") from error
     texts = [
         value
-        for function in ast.walk(tree)
+        for function in ast.walk(parsed_python(source))
         if isinstance(function, ast.FunctionDef) and function.name == "build_evaluation_messages"
         for entry in ast.walk(function)
         if isinstance(entry, ast.Dict)
@@ -169,7 +166,7 @@ def read_evaluator(source: str) -> Instructions:
         raise ValueError(
             f"needs two texts in build_evaluation_messages, the system's and the user's; has {len(texts)}"
         )
-    system, question = (_pieces(text) for text in texts)
+    system, question = (literal_pieces(text, _key, ("Prompt", "Explanation")) for text in texts)
     slots = sorted(piece.name for piece in question if isinstance(piece, Slot))
     if len(system) != 1 or not isinstance(system[0], str) or slots != ["Explanation", "Prompt"]:
         raise ValueError(
@@ -178,19 +175,9 @@ def read_evaluator(source: str) -> Instructions:
     return Instructions(system[0], Template(question))
 
 
-def _pieces(text: ast.expr) -> tuple[str | Slot, ...]:
-    """Pieces of a constant, or of an f-string whose values are prompt_data[...]."""
-    pieces: list[str | Slot] = []
-    for part in text.values if isinstance(text, ast.JoinedStr) else [text]:
-        match part:
-            case ast.Constant(value=str(words)):
-                pieces.append(words)
-            case ast.FormattedValue(
-                value=ast.Subscript(slice=ast.Constant(value="Prompt" | "Explanation" as name)),
-                conversion=-1,
-                format_spec=None,
-            ):
-                pieces.append(Slot(name))
-            case _:
-                raise ValueError(f"line {part.lineno}: only text, Prompt and Explanation can be read")
-    return tuple(pieces)
+def _key(value: ast.expr) -> object:
+    """Key of prompt_data[key]."""
+    match value:
+        case ast.Subscript(slice=ast.Constant(value=key)):
+            return key
+    return None

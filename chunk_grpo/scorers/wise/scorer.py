@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from chunk_grpo.config.judges import WiseScorer
-from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.judging.asking import JudgeScorer, question_key
 from chunk_grpo.scorers.judging.client import Question
@@ -56,7 +55,12 @@ class Wise(JudgeScorer[WiseScorer]):
     def score_rows(self, batch: ScoreBatch) -> Scores:
         """Same as `score`, without checking the batch."""
         protocol = self.settings.protocol
-        scores, refused = self.judged([self._question(batch, row) for row in range(len(batch))])
+        known = self.parsed(
+            batch,
+            _knowledge,
+            ". This scorer needs WISE's prompts; set its `splits` to the splits that hold them.",
+        )
+        scores, refused = self.judged([self._question(batch, row, *each) for row, each in enumerate(known)])
         names = PROTOCOLS[protocol].weights if protocol == "legacy" else ()
         values = np.full(len(batch), np.nan)
         details = {name: np.full(len(batch), np.nan) for name in names}
@@ -70,10 +74,9 @@ class Wise(JudgeScorer[WiseScorer]):
     def _instructions(self) -> Instructions:
         return find_instructions(f"scorers.{self.key}", self.settings.protocol, self.settings.instructions)
 
-    def _question(self, batch: ScoreBatch, row: int) -> Question:
-        prompt, image = batch.prompts[row], np.ascontiguousarray(batch.images[row])
-        wise_id, explanation = self._knowledge(prompt, batch.metadata[row])
-        text = self._instructions.fill(prompt, explanation)
+    def _question(self, batch: ScoreBatch, row: int, wise_id: int, explanation: str) -> Question:
+        image = np.ascontiguousarray(batch.images[row])
+        text = self._instructions.fill(batch.prompts[row], explanation)
         return Question(
             key=question_key(image, self.name, wise_id, text),
             label=f"WISE prompt {wise_id}",
@@ -82,15 +85,12 @@ class Wise(JudgeScorer[WiseScorer]):
             image=image,
         )
 
-    def _knowledge(self, prompt: str, record: Mapping[str, object]) -> tuple[int, str]:
-        wise_id, explanation = record.get("wise_id"), record.get("explanation")
-        if not isinstance(wise_id, int) or isinstance(wise_id, bool) or not 1 <= wise_id <= NUM_PROMPTS:
-            fault = f"wise_id must be a whole number from 1 to {NUM_PROMPTS}, got {wise_id!r}"
-        elif not isinstance(explanation, str) or not explanation.strip():
-            fault = f"explanation must be a text, got {explanation!r}"
-        else:
-            return wise_id, explanation
-        raise DataError(
-            f"scorers.{self.key}: prompt {prompt!r}: metadata: {fault}. This scorer needs WISE's prompts; set "
-            "its `splits` to the splits that hold them."
-        )
+
+def _knowledge(prompt: str, record: Mapping[str, object]) -> tuple[int, str]:
+    del prompt
+    wise_id, explanation = record.get("wise_id"), record.get("explanation")
+    if not isinstance(wise_id, int) or isinstance(wise_id, bool) or not 1 <= wise_id <= NUM_PROMPTS:
+        raise ValueError(f"wise_id must be a whole number from 1 to {NUM_PROMPTS}, got {wise_id!r}")
+    if not isinstance(explanation, str) or not explanation.strip():
+        raise ValueError(f"explanation must be a text, got {explanation!r}")
+    return wise_id, explanation
