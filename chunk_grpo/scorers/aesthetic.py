@@ -65,11 +65,7 @@ class Aesthetic(ConfiguredScorer[AestheticScorer]):
         return {"model": MODEL_FILES, "encoder": clip_model.MODEL_FILES + clip_model.PROCESSOR_FILES}
 
     def score_rows(self, batch: ScoreBatch) -> Scores:
-        """Score the images of a batch.
-
-        Raises:
-            DataError: A model cannot be loaded.
-        """
+        """Score the images of a batch."""
         head, encoder, processor = self.models
         embeddings = torch.from_numpy(encoder.embed_images(processor.pixels(batch.images))).float()
         with torch.inference_mode():

@@ -44,28 +44,19 @@ class _Similarity(ConfiguredScorer[ClipSettings]):
         return {"model": MODEL_FILES, "processor": PROCESSOR_FILES}
 
     def score_rows(self, batch: ScoreBatch) -> Scores:
-        """Score the images of a batch.
-
-        Raises:
-            DataError: The model cannot be loaded.
-        """
+        """Score the images of a batch."""
         encoder, processor = self.models
         cosine = encoder.cosines(processor.pixels(batch.images), batch.prompts, processor.tokens)
-        return Scores(cosine * self._factor(encoder))
+        factors = {"cosine": 1.0, "logit": encoder.scale, "logit/26": encoder.scale / _PICKSCORE_RANGE}
+        return Scores(cosine * factors[self.settings.scale])
 
     @cached_property
     def models(self) -> tuple[ClipEncoder, ClipProcessor]:
         """Encoder and processor."""
         encoder = take_encoder(self, "model")
-        field = "model" if self.settings.processor is None else "processor"
-        return encoder, load_processor(self.where(field), self.folder(field), encoder, self._resize())
-
-    def _resize(self) -> Resize:
-        return "processor"
-
-    def _factor(self, encoder: ClipEncoder) -> float:
-        factors = {"cosine": 1.0, "logit": encoder.scale, "logit/26": encoder.scale / _PICKSCORE_RANGE}
-        return factors[self.settings.scale]
+        settings, field = self.settings, "model" if self.settings.processor is None else "processor"
+        resize: Resize = settings.resize if isinstance(settings, ClipScorer) else "processor"
+        return encoder, load_processor(self.where(field), self.folder(field), encoder, resize)
 
 
 class ClipScore(_Similarity[ClipScorer]):
@@ -77,9 +68,6 @@ class ClipScore(_Similarity[ClipScorer]):
     def name(self) -> str:
         """Kind and model, such as clip/openai/clip-vit-large-patch14; for a local folder its last part."""
         return f"clip/{model_name(self.settings.model)}"
-
-    def _resize(self) -> Resize:
-        return self.settings.resize
 
 
 class PickScore(_Similarity[PickScoreScorer]):

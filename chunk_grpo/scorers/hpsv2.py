@@ -63,11 +63,7 @@ class HPSv2(ConfiguredScorer[HPSv2Scorer]):
         return {"model": MODEL_FILES, "tokenizer": TOKENIZER_FILES}
 
     def score_rows(self, batch: ScoreBatch) -> Scores:
-        """Score the images of a batch.
-
-        Raises:
-            DataError: The model cannot be loaded.
-        """
+        """Score the images of a batch."""
         encoder, tokenizer = self.models
         cosine = encoder.cosines(
             to_pixels(batch.images, encoder.image_size),

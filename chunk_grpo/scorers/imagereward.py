@@ -97,11 +97,7 @@ class ImageReward(ConfiguredScorer[ImageRewardScorer]):
         return {"model": MODEL_FILES, "tokenizer": TOKENIZER_FILES}
 
     def score_rows(self, batch: ScoreBatch) -> Scores:
-        """Score the images of a batch.
-
-        Raises:
-            DataError: The model cannot be loaded.
-        """
+        """Score the images of a batch."""
         model, tokenizer = self.models
         tokens = tokenize(tokenizer, batch.prompts)
         with torch.inference_mode():

@@ -57,11 +57,7 @@ class Ocr(ConfiguredScorer[OcrScorer]):
         return spec_hash(self.key, self.version, self.settings, self.files, besides)
 
     def score_rows(self, batch: ScoreBatch) -> Scores:
-        """Score the images of a batch.
-
-        Raises:
-            DataError: The text of a prompt is missing, or the models cannot be loaded.
-        """
+        """Score the images of a batch."""
         targets = self.parsed(batch, self.settings.target)
         read = [self.models(image) for image in batch.images]
         values = [text_reward(text, target) for text, target in zip(read, targets, strict=True)]

@@ -144,18 +144,14 @@ def test_tokens_by_hand(folder):
 
 
 def test_a_prompt_is_read_once_for_all_its_images(folder):
-    scorer = pickscore(folder)
-    scorer.score(batch())
-    encoder, processor = scorer.models
+    encoder, processor = pickscore(folder).models
     read: list[list[str]] = []
 
-    class Recording(type(processor)):
-        def tokens(self, prompts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-            read.append(prompts)
-            return super().tokens(prompts)
+    def tokens(prompts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        read.append(prompts)
+        return processor.tokens(prompts)
 
-    scorer.models = encoder, Recording(**vars(processor))
-    scorer.score(batch())
+    encoder.cosines(processor.pixels(batch().images), PROMPTS, tokens)
     assert read == [["the cat", "a red thing", "x", "A THE red\tcat, [37]"]]
 
 

@@ -53,13 +53,7 @@ class HttpScorer(Remote):
         return f"scorer {self.key}: the server at {self.executor.url}"
 
     def contact(self) -> tuple[httpx.Client, Identity]:
-        """Client and identity. At the first use it waits until the server is ready.
-
-        Raises:
-            ConfigError: The token is missing or wrong.
-            DataError: The server runs another scorer than the settings, or is no scoring server.
-            TransientError: The server does not answer, or is still loading.
-        """
+        """Client and identity. At the first use it waits until the server is ready."""
         if self._identity is None:
             try:
                 health = self.exchange(self._client, self.executor.timeout_seconds, "GET", "health")
@@ -83,13 +77,7 @@ class HttpScorer(Remote):
         )
 
     def read(self, response: httpx.Response) -> dict[str, Any]:
-        """Message in a response.
-
-        Raises:
-            ConfigError: The token is missing or wrong.
-            DataError: There is none; no scoring server has answered.
-            TransientError: There is none; the server has failed.
-        """
+        """Message in a response."""
         if response.status_code == httpx.codes.UNAUTHORIZED:
             variable = self.executor.token_variable
             raise ConfigError(

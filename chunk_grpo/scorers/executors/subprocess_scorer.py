@@ -65,13 +65,7 @@ class SubprocessScorer(Remote):
         return hashlib.sha256(f"{own_hash} {Digests().of(self.executor.script)}".encode()).hexdigest()[:16]
 
     def contact(self) -> tuple[httpx.Client, Identity]:
-        """Client and identity of the worker, which is started if it has not run yet or has ended.
-
-        Raises:
-            ConfigError: The worker cannot be started, or a package is missing there.
-            DataError: A file is missing there, or the scorer changed after a restart.
-            TransientError: The worker timed out or was killed. The message has the last lines of its output.
-        """
+        """Client and identity of the worker, which is started if it has not run yet or has ended."""
         process = self._process or self._start()
         assert self._identity is not None
         return process.client, self._identity

@@ -49,11 +49,7 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
         return {"detector": DETECTOR_FILES, "classifier": MODEL_FILES + PROCESSOR_FILES}
 
     def check(self) -> None:
-        """Check the files of both models, and that the detector has COCO's classes.
-
-        Raises:
-            DataError: A file is missing or belongs to another model; the message names it and the fix.
-        """
+        """Check the files of both models, and that the detector has COCO's classes."""
         super().check()
         check_classes(self.where("detector"), self.folder("detector"))
 
@@ -70,11 +66,7 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
         )
 
     def judge_rows(self, batch: ScoreBatch) -> list[Verdict]:
-        """Verdicts behind `score_rows`, with the reasons.
-
-        Raises:
-            DataError: A prompt's metadata is no GenEval record, or the models cannot be loaded.
-        """
+        """Verdicts behind `score_rows`, with the reasons."""
         records = self.parsed(batch, lambda _, record: parse_record(record), _NEED)
         detector, classifier = self.models
         least = min(self.settings.threshold, self.settings.counting_threshold)

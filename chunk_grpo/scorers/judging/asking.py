@@ -59,14 +59,7 @@ class JudgeScorer(ConfiguredScorer[Settings]):
         """Content of a stored answer; ValueError if it is malformed."""
 
     def check(self) -> None:
-        """Read the wording, and check that the endpoint answers.
-
-        Raises:
-            ConfigError: The openai package is not installed (the message names the extra), or the key's variable is
-                not set.
-            DataError: The wording cannot be read, or the endpoint refuses the key.
-            TransientError: The endpoint does not answer.
-        """
+        """Read the wording, and check that the endpoint answers."""
         self.spec_hash()  # reads the wording
         self._judge.check()
 
@@ -78,11 +71,6 @@ class JudgeScorer(ConfiguredScorer[Settings]):
         """Score a checked batch of any size, with `concurrency` requests at a time.
 
         An image without a well-formed answer is refused; the other images are still judged.
-
-        Raises:
-            ConfigError: The openai package is not installed, or the key's variable is not set.
-            DataError: The metadata does not fit, or the endpoint refuses the key or the form of the requests.
-            TransientError: The endpoint fails or does not answer.
         """
         return self.score_rows(batch)
 
