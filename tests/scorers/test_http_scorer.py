@@ -114,6 +114,8 @@ def test_invalid_url_is_a_configuration_error() -> None:
         "http://",
         "http://host:port",
         "http://host:99999",
+        "http://user:pw@host/v1",
+        "http://[::1/v1",
     ],
 )
 def test_an_address_with_a_query_or_without_a_host_is_refused(url: str) -> None:

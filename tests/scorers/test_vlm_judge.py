@@ -246,7 +246,6 @@ class TestSettings:
             ({"reading": {**STARS, "pattern": "("}}, "must be a regular expression"),
             ({"reading": {**STARS, "pattern": r"\d"}}, "must have one group, the number, .* has 0"),
             ({"reading": {**STARS, "pattern": r"(\d)(\d)"}}, "has 2"),
-            ({"request": {"messages": []}}, "must not hold messages"),
         ],
     )
     def test_rejects_invalid_settings(self, make, changes, fault):
