@@ -63,10 +63,7 @@ def _rules(groupwise: bool, groups: Sequence[int], every: Sequence[int]) -> Mapp
         every[::-1],
         [*every[1:], 0],
     ]  # both: one order alone would miss a scorer that reverses, or rotates, its answers
-    rules: dict[str, list[Sequence[int]]] = {
-        "same answer twice": [every],
-        "independent of the order": orders,
-    }
+    rules: dict[str, list[Sequence[int]]] = {"same answer twice": [every], "independent of the order": orders}
     if groupwise:
         alone = [[row for row in every if groups[row] == group] for group in dict.fromkeys(groups)]
         rules["independent of other groups"] = list(alone)

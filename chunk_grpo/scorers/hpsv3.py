@@ -65,9 +65,7 @@ class HPSv3Model:
         tokens = int(grids[0].prod()) // self.processor.merge_size**2  # of each image: all have one size
         rows = {prompt: torch.tensor(self.questions.encode(prompt, tokens)) for prompt in set(prompts)}
         input_ids = pad_sequence(
-            [rows[prompt] for prompt in prompts],
-            batch_first=True,
-            padding_value=self.questions.padding_id,
+            [rows[prompt] for prompt in prompts], batch_first=True, padding_value=self.questions.padding_id
         )
         return {
             "input_ids": input_ids,

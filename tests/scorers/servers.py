@@ -26,13 +26,7 @@ NO_LIMITS = Limits(held_bytes=10**9, most_bytes=10**8, token=None, batch_seconds
 
 
 def in_subprocess(**changes: Any) -> InSubprocess:
-    values = {
-        "python": None,
-        "script": None,
-        "device": None,
-        "start_seconds": 20.0,
-        "timeout_seconds": 20.0,
-    }
+    values = {"python": None, "script": None, "device": None, "start_seconds": 20.0, "timeout_seconds": 20.0}
     return InSubprocess(kind="subprocess", **values | changes)
 
 
@@ -61,11 +55,7 @@ class ServerProcess:
         command = [sys.executable, "-m", "chunk_grpo.scorers.serve", name]
         command += ["--params", str(params), "--port", "0"]
         self.process = subprocess.Popen(
-            [*command, *options],
-            cwd=ROOT,
-            env=os.environ | environment,
-            stderr=subprocess.PIPE,
-            text=True,
+            [*command, *options], cwd=ROOT, env=os.environ | environment, stderr=subprocess.PIPE, text=True
         )
         self.log = ""
         assert self.process.stderr is not None

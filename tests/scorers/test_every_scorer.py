@@ -74,10 +74,7 @@ FILES = {
         "processor": ["tokenizer.json", "preprocessor_config.json"],
     },
     "imagereward": {"model": ["ImageReward.pt", "med_config.json"], "tokenizer": ["vocab.txt"]},
-    "hpsv2": {
-        "model": ["HPS_v2.1_compressed.pt"],
-        "tokenizer": ["tokenizer.json", "tokenizer_config.json"],
-    },
+    "hpsv2": {"model": ["HPS_v2.1_compressed.pt"], "tokenizer": ["tokenizer.json", "tokenizer_config.json"]},
     "hpsv3": {
         "model": ["HPSv3.safetensors"],
         "backbone": ["config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"],

@@ -27,9 +27,7 @@ SIDES = [(64, 64), (48, 80), (97, 33), (40, 25), (1024, 1024), (20, 20)]
 def test_tokens_pixels_and_scores_are_the_packages(tmp_path: Path) -> None:
     torch_version = torch.__version__.partition("+")[0]
     python = python_with(
-        "hpsv2",
-        [f"torch=={torch_version}", "torchvision", "open_clip_torch==3.3.0"],
-        alone=["hpsv2==1.2.0"],
+        "hpsv2", [f"torch=={torch_version}", "torchvision", "open_clip_torch==3.3.0"], alone=["hpsv2==1.2.0"]
     )
     run_original(python, "run_clip.py", tmp_path, "vocabulary")
     words = json.loads((tmp_path / "vocabulary.json").read_text(encoding="utf-8"))

@@ -175,10 +175,7 @@ def test_every_failed_attempt_but_the_last_is_a_warning(caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING), pytest.raises(TransientError):
         score_with_retries("flaky", Flaky(errors), BATCH, 3, 2.0, lambda _: None)
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        (
-            "WARNING",
-            "scorer flaky: attempt 1 of 3 failed (TransientError: busy); the next follows in 2 s",
-        ),
+        ("WARNING", "scorer flaky: attempt 1 of 3 failed (TransientError: busy); the next follows in 2 s"),
         ("WARNING", "scorer flaky: attempt 2 of 3 failed (TimeoutError); the next follows in 4 s"),
     ]
 

@@ -41,7 +41,7 @@ def found(module: str) -> list[str]:
 
 def test_finds_user_modules_that_are_imported(own):
     assert found("rewards") == [
-        *("beside", "kit", "kit.colour", "kit.deep", "kit.deep.names", "kit.table", "rewards"),
+        *("beside", "kit", "kit.colour", "kit.deep", "kit.deep.names", "kit.table", "rewards")
     ]
 
 

@@ -103,8 +103,7 @@ def test_a_scorer_that_refuses_everything_fails(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("value", "kind", "message"),
-    [(np.nan, DataError, "scores must be finite"), (None, KeyError, "a bug")],
+    ("value", "kind", "message"), [(np.nan, DataError, "scores must be finite"), (None, KeyError, "a bug")]
 )
 def test_the_log_names_the_prompt_of_a_failure(
     value: float | None,

@@ -14,12 +14,7 @@ import numpy as np
 from chunk_grpo.config.scorers import AnyScorer, ExternalScorer
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, check_batch, check_scores
-from chunk_grpo.scorers.executors.messages import (
-    Identity,
-    encode_batch,
-    raise_remote_error,
-    read_scores,
-)
+from chunk_grpo.scorers.executors.messages import Identity, encode_batch, raise_remote_error, read_scores
 from chunk_grpo.scorers.running.configured import joined
 from chunk_grpo.scorers.running.fingerprint import scoring_settings
 from chunk_grpo.scorers.running.registry import make_scorer

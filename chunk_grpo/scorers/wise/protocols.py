@@ -38,6 +38,8 @@ class Protocol:
     its share of the ids, so Overall is the mean over all ids."""
 
 
+_CATEGORIES = ("culture", "time", "space", "biology", "physics", "chemistry")
+
 PROTOCOLS: Mapping[ProtocolName, Protocol] = {
     "legacy": Protocol(
         labels={"consistency": "consistency", "realism": "realism", "aesthetic quality": "aesthetic"},
@@ -45,28 +47,14 @@ PROTOCOLS: Mapping[ProtocolName, Protocol] = {
         # WiScore = (0.7 C + 0.2 R + 0.1 A) / 2; Calculate.py, calculate_wiscore.
         weights={"consistency": 0.7, "realism": 0.2, "aesthetic": 0.1},
         max_tokens=2000,
-        last_ids={
-            "culture": 400,
-            "time": 567,
-            "space": 700,
-            "biology": 800,
-            "physics": 900,
-            "chemistry": 1000,
-        },
+        last_ids=dict(zip(_CATEGORIES, (400, 567, 700, 800, 900, 1000), strict=True)),
     ),
     "verified": Protocol(
         labels={"score": "score"},
         maximum=1,
         weights={"score": 1.0},
         max_tokens=500,
-        last_ids={
-            "culture": 400,
-            "time": 520,
-            "space": 640,
-            "biology": 760,
-            "physics": 880,
-            "chemistry": 1000,
-        },
+        last_ids=dict(zip(_CATEGORIES, (400, 520, 640, 760, 880, 1000), strict=True)),
     ),
 }
 
