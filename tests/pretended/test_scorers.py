@@ -1,5 +1,6 @@
 """The scorers with models on the pretended accelerator: the CPU's scores, few waits, no tensor of the wrong device."""
 
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.scorers.random_models import make_models
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("scorers")
     make_models(root / "data" / "random-models")
+    gc.freeze()  # the garbage collections that follow each scorer's end leave the imported packages out
     return root
 
 

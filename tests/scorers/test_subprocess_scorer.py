@@ -1,6 +1,5 @@
 """Scorers in a process of their own: what a crash, a hang or a foreign script leads to, and who can reach them."""
 
-import logging
 import os
 import re
 import signal
@@ -19,7 +18,6 @@ import pytest
 
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.executors.subprocess_scorer import SubprocessScorer
-from chunk_grpo.scorers.running.retry import score_with_retries
 from tests.scorers.odd_scorers import KEY, batch, settings
 from tests.scorers.servers import ROOT, in_subprocess
 
@@ -76,15 +74,6 @@ class TestFaults:
         assert before is not None and gone(before)
         assert scorer.score(batch()).values.tolist() == SUMS
         assert scorer.pid not in (before, None)
-
-    def test_a_batch_is_tried_again_after_a_crash(
-        self, scorer: SubprocessScorer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        once = batch("exit once", marker=str(tmp_path / "marker"))
-        with caplog.at_level(logging.WARNING):
-            scores = score_with_retries(KEY, scorer, once, attempts=2, wait_seconds=0)
-        assert scores.values.tolist() == SUMS
-        assert "attempt 1 of 2 failed" in caplog.text and "ended with exit code 7" in caplog.text
 
     def test_a_hanging_one_is_killed_with_its_children(self, tmp_path: Path) -> None:
         scorer = scripted(executor={"start_seconds": 4.0, "timeout_seconds": 0.5})
