@@ -49,6 +49,10 @@ class TestRequests:
         with pytest.raises(ValueError, match=f"must not hold {field}"):
             make_wise(request={field: 1})
 
+    def test_rejects_base_url_with_key(self, make_wise):
+        with pytest.raises(ValueError, match="base_url"):
+            make_wise(base_url="http://user:pw@host/v1")
+
     def test_the_users_evaluator_asks_its_question(self, judge_server, make_wise, tmp_path):
         text = "Rate {prompt_data['Prompt']}, {prompt_data['Explanation']}\\nScore: 0"
         lines = [
