@@ -1,6 +1,9 @@
 """The smoke preset's stages by the command lines of dvc.yaml, with paths of a test's own."""
 
+import fcntl
+import hashlib
 import importlib
+import importlib.metadata
 import os
 import shlex
 import shutil
@@ -8,11 +11,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
+
+from chunk_grpo.code import code_digest, code_records
 
 pytest_plugins = ["tests.s3_server", "tests.small_pipeline"]
 
@@ -35,6 +41,17 @@ ORDER = (
     "score_base",
     "score",
 )
+
+
+_code_records = cache(code_records)
+"""The code stays while tests run, and nine tenths of the time of `inputs` are spent on reading it."""
+
+
+@cache
+def dvc_stages() -> dict[str, Any]:
+    """The stages of dvc.yaml."""
+    stages: dict[str, Any] = YAML(typ="safe").load(ROOT / "dvc.yaml")["stages"]
+    return stages
 
 
 RECORDED = {"train": {"variants"}, "prepare_prompts": {"prompts", "model"}, "check_scorers": {"scorers"}}
@@ -67,7 +84,7 @@ class Workspace:
         But the stage reads params.yaml itself, so that an edit of it needs no new record, and its code is not compared
         with a record.
         """
-        stages = YAML(typ="safe").load(ROOT / "dvc.yaml")["stages"]
+        stages = dvc_stages()
         stage, _, part = stage.partition("@")
         text = stages[stage].get("do", stages[stage])["cmd"]
         of_seed = f"{self.variant}-{self.seed}"
@@ -105,6 +122,7 @@ class Workspace:
             patch.chdir(self.root)
             patch.syspath_prepend(self.root)
             patch.setattr(sys, "dont_write_bytecode", True)
+            patch.setattr("stages.inputs.code_records", _code_records)
             try:
                 return int(
                     importlib.import_module("stages._stage").run_stage(found.main, found.Arguments, options)
@@ -136,7 +154,7 @@ class Workspace:
     def process(self, stage: str, *prefix: str, **changes: str) -> "subprocess.Popen[str]":
         """Start a stage as a process of its own, by `prefix` (a wrapper such as nice) if there is one."""
         if stage in RECORDED.keys() - {"train"}:
-            self.process("inputs", **self.kept_records(stage)).communicate()
+            assert self.run("inputs", **self.kept_records(stage)) == 0
         module, options = self.options(stage, **changes)
         environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
         command = [*prefix, sys.executable, "-m", module, *options]
@@ -173,13 +191,44 @@ def new_workspace(root: Path) -> Workspace:
     return workspace
 
 
+def _digest() -> str:
+    """Digest of all that the stages' results come from."""
+    digest = hashlib.sha256(code_digest(ROOT).encode())
+    for path in sorted(
+        p for name in ("conf", "assets", "dvc.yaml", "tests/conftest.py") for p in _files(ROOT / name)
+    ):
+        digest.update(path.read_bytes())
+    versions = sorted(f"{found.name} {found.version}" for found in importlib.metadata.distributions())
+    digest.update(repr((versions, sys.version, os.environ.get("OMP_NUM_THREADS"))).encode())
+    return digest.hexdigest()[:16]
+
+
+def _files(path: Path) -> list[Path]:
+    return [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
+
+
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Every stage up to the scores ran once. Read only: `workspace` is a copy to change."""
-    made = new_workspace(tmp_path_factory.mktemp("finished"))
-    for stage in ORDER:
-        assert made.run(stage) == 0, stage
-    return made
+def finished() -> Workspace:
+    """Every stage up to the scores ran once. Read only: `workspace` is a copy to change.
+
+    It is kept until code, configuration or packages change, for all workers and later sessions.
+    """
+    home = ROOT / ".pytest_cache" / "finished"
+    home.mkdir(parents=True, exist_ok=True)
+    root = home / _digest()
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not root.exists():
+            for older in sorted(home.glob("*/"), key=lambda path: path.stat().st_mtime)[:-2]:
+                shutil.rmtree(older)
+            part = root.with_suffix(".part")
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir()
+            made = new_workspace(part)
+            for stage in ORDER:
+                assert made.run(stage) == 0, stage
+            part.rename(root)
+    return Workspace(root)
 
 
 @pytest.fixture

@@ -62,26 +62,32 @@ def appended(name: str, text: str = "# edited\n") -> Edit:
     return edit
 
 
-@pytest.mark.parametrize(
-    ("edit", "changed"),
-    [
-        (appended("prompts.txt", "a green cross\n"), ["prompts"]),
-        (appended("own_scorer.py"), ["scorers"]),
-        (lambda root: (root / "weights.bin").write_bytes(b"2"), ["scorers"]),
-        (appended("worker.py"), ["scorers"]),
-        (appended("model/vae/config.json", " "), ["model"]),
-        (appended("model/model_index.json", " "), ["model"]),
-        (lambda root: (root / "model/tokenizer/more.txt").touch(), ["model"]),
-        (lambda root: (root / "model/whole.safetensors").touch(), []),
-        (lambda root: (root / "other.py").touch(), []),
-    ],
-    ids=["prompts", "code", "weights", "script", "vae", "index", "new file", "whole model", "unrelated"],
-)
-def test_file_edit_changes_records_of_its_readers(own: Workspace, edit: Edit, changed: list[str]) -> None:
+def changed(before: dict[str, bytes], after: dict[str, bytes]) -> list[str]:
+    return [name for name in before if before[name] != after[name]]
+
+
+FILES: list[tuple[Edit, list[str]]] = [
+    (appended("prompts.txt", "a green cross\n"), ["prompts"]),
+    (appended("own_scorer.py"), ["scorers"]),
+    (lambda root: (root / "weights.bin").write_bytes(b"2"), ["scorers"]),
+    (appended("worker.py"), ["scorers"]),
+    (appended("model/vae/config.json", " "), ["model"]),
+    (appended("model/model_index.json", " "), ["model"]),
+    (lambda root: (root / "model/tokenizer/more.txt").touch(), ["model"]),
+    (lambda root: (root / "model/whole.safetensors").touch(), []),
+    (lambda root: (root / "other.py").touch(), []),
+    (lambda root: (root / "prompts.txt").unlink(), ["prompts"]),  # left to the stages that read it
+    (lambda root: (root / "own_scorer.py").unlink(), ["scorers"]),
+]
+
+
+def test_file_edit_changes_records_of_its_readers(own: Workspace) -> None:
     before = ran(own)
-    edit(own.root)
-    after = ran(own)
-    assert [name for name in before if before[name] != after[name]] == changed
+    for number, (edit, expected) in enumerate(FILES):
+        edit(own.root)
+        after = ran(own)
+        assert changed(before, after) == expected, number
+        before = after
 
 
 def test_repeated_run_gives_the_same_bytes(own: Workspace) -> None:
@@ -97,32 +103,22 @@ def reorder(section: dict[str, Any]) -> None:
     section.update(values)
 
 
-@pytest.mark.parametrize(
-    ("change", "changed"),
-    [
-        (lambda raw: raw["scorers"]["own"]["options"].update(a=True), ["scorers"]),
-        (lambda raw: raw["scorers"]["own"]["options"].update(a=1.0), ["scorers"]),
-        (lambda raw: reorder(raw["variants"]), ["names"]),
-        (lambda raw: reorder(raw["chunks"]["plans"]), ["names"]),
-        (lambda raw: raw["train"].update(learning_rate=0.1), []),
-    ],
-    ids=["1 to true", "1 to 1.0", "order of variants", "order of plans", "a value that DVC sees"],
-)
-def test_records_distinguish_values_that_dvc_equates(
-    own: Workspace, change: Callable[[dict[str, Any]], object], changed: list[str]
-) -> None:
-    before = ran(own)
-    own.edit(change)
-    after = ran(own)
-    assert [name for name in before if before[name] != after[name]] == changed
+VALUES: list[tuple[Callable[[dict[str, Any]], object], list[str]]] = [
+    (lambda raw: raw["scorers"]["own"]["options"].update(a=True), ["scorers"]),
+    (lambda raw: raw["scorers"]["own"]["options"].update(a=1.0), ["scorers"]),
+    (lambda raw: reorder(raw["variants"]), ["names"]),
+    (lambda raw: reorder(raw["chunks"]["plans"]), ["names"]),
+    (lambda raw: raw["train"].update(learning_rate=0.1), []),
+]
 
 
-def test_missing_files_are_left_to_the_stages_that_read_them(own: Workspace) -> None:
+def test_records_distinguish_values_that_dvc_equates(own: Workspace) -> None:
     before = ran(own)
-    (own.root / "prompts.txt").unlink()
-    (own.root / "own_scorer.py").unlink()
-    after = ran(own)
-    assert {name for name in before if before[name] != after[name]} == {"prompts", "scorers"}
+    for number, (change, expected) in enumerate(VALUES):
+        own.edit(change)
+        after = ran(own)
+        assert changed(before, after) == expected, number
+        before = after
 
 
 def test_a_missing_model_is_refused(own: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,23 +151,22 @@ def test_a_hub_revision_is_the_commit_in_the_hubs_cache(
     assert b"v1" in before and b"1" * 40 in after
 
 
-@pytest.mark.parametrize("stage", ["encode_prompts@evaluation", "profile_l1", "train", "generate_base"])
 def test_a_model_that_changed_meanwhile_is_refused(
-    stage: str, workspace: Workspace, capsys: pytest.CaptureFixture[str]
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(CHECKPOINT, workspace.root / "model")
     workspace.edit(lambda raw: raw["model"].update(checkpoint="model"))
     assert workspace.run("inputs") == 0
     before = workspace.files()
     appended("model/vae/config.json", " ")(workspace.root)
-    assert workspace.run(stage) == 3
-    assert "the files of model differ from those recorded in artifacts/inputs/model.json" in " ".join(
-        capsys.readouterr().err.split()
-    )
-    assert workspace.files() == before
+    told = "the files of model differ from those recorded in artifacts/inputs/model.json"
+    for stage in ("encode_prompts@evaluation", "profile_l1", "train", "generate_base"):
+        assert workspace.run_as_recorded(stage) == 3
+        assert told in " ".join(capsys.readouterr().err.split()), stage
+        assert workspace.files() == before
 
 
-TRACKED = [
+TRACKED = (
     "prompts.txt",
     "weights.bin",
     "worker.py",
@@ -180,12 +175,11 @@ TRACKED = [
     "policy",
     "images",
     "words.txt",
-]
+)
 
 
-@pytest.mark.parametrize("name", TRACKED)
 def test_a_missing_file_of_dvc_add_is_refused_whatever_names_it(
-    name: str, own: Workspace, capsys: pytest.CaptureFixture[str]
+    own: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for path, value in {
         "policies": {
@@ -200,14 +194,15 @@ def test_a_missing_file_of_dvc_add_is_refused_whatever_names_it(
         (own.root / folder).mkdir()
         (own.root / folder / "a.json").write_text("{}")
     ran(own)
-    path = own.root / name
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-    (own.root / f"{name}.dvc").touch()
-    assert own.run("inputs") == 3
-    told = (
-        f"error: {name}: no such file, but {name}.dvc tracks it. In a checkout run `dvc checkout {name}.dvc`"
-    )
-    assert told in capsys.readouterr().err
+    for name in TRACKED:
+        path, tracking = own.root / name, own.root / f"{name}.dvc"
+        path.rename(own.root / "away")
+        tracking.touch()
+        assert own.run("inputs") == 3
+        told = f"error: {name}: no such file, but {name}.dvc tracks it. In a checkout run `dvc checkout {name}.dvc`"
+        assert told in capsys.readouterr().err
+        (own.root / "away").rename(path)
+        tracking.unlink()
 
 
 def test_environment_secret_is_refused_and_not_printed(
