@@ -191,6 +191,7 @@ def new_workspace(root: Path) -> Workspace:
     return workspace
 
 
+@cache
 def _digest() -> str:
     """Digest of all that the stages' results come from."""
     digest = hashlib.sha256(code_digest(ROOT).encode())
@@ -207,13 +208,9 @@ def _files(path: Path) -> list[Path]:
     return [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
 
 
-@pytest.fixture(scope="session")
-def finished() -> Workspace:
-    """Every stage up to the scores ran once. Read only: `workspace` is a copy to change.
-
-    It is kept until code, configuration or packages change, for all workers and later sessions.
-    """
-    home = ROOT / ".pytest_cache" / "finished"
+def kept(name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that `make` fills, for all workers and later sessions until code, configuration or packages change."""
+    home = ROOT / ".pytest_cache" / name
     home.mkdir(parents=True, exist_ok=True)
     root = home / _digest()
     with (home / "lock").open("w") as lock:
@@ -224,11 +221,21 @@ def finished() -> Workspace:
             part = root.with_suffix(".part")
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir()
-            made = new_workspace(part)
-            for stage in ORDER:
-                assert made.run(stage) == 0, stage
+            make(part)
             part.rename(root)
-    return Workspace(root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def finished() -> Workspace:
+    """Every stage up to the scores ran once. Read only: `workspace` is a copy to change."""
+
+    def make(root: Path) -> None:
+        made = new_workspace(root)
+        for stage in ORDER:
+            assert made.run(stage) == 0, stage
+
+    return Workspace(kept("finished", make))
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
 """Bad input: a message and the right exit code at once, and nothing is lost.
 
-Every case runs a stage with the options of dvc.yaml, in a folder where all stages ran before; some as a process of its
-own, the others in this one, which saves the imports. That a fault is found before any long work is shown by a second
-fault: params.yaml also names a checkpoint that is not there, and loading the model, which comes first in all long work,
-would tell that one. Every rule and message of a kind of fault is tested beside its code: tests/test_config.py,
-tests/test_variants_config.py, tests/prompts, tests/families, tests/artifacts.
+Every case runs a stage with the options of dvc.yaml, in a folder where all stages ran before. That a fault is found
+before any long work is shown by a second fault: params.yaml also names a checkpoint that is not there, and loading the
+model, which comes first in all long work, would tell that one. Every rule and message of a kind of fault is tested
+beside its code: tests/test_config.py, tests/test_variants_config.py, tests/prompts, tests/families, tests/artifacts.
 """
 
 import io
@@ -44,8 +43,9 @@ def refused(workspace: Workspace, stage: str, code: int, *prefix: str, **changes
             _, errors = process.communicate(timeout=120)
         status = process.returncode
     else:
+        run = workspace.run_as_recorded if stage == "train" else workspace.run  # records need the model
         with redirect_stderr(io.StringIO()) as stderr:
-            status = workspace.run(stage, **changes)
+            status = run(stage, **changes)
         errors = stderr.getvalue()
     message = errors[errors.find("error: ") :].rstrip("\n")  # after lines of progress, if there were any
     assert status == code, errors
@@ -56,10 +56,6 @@ def refused(workspace: Workspace, stage: str, code: int, *prefix: str, **changes
     assert workspace.files() == before, "something that existed was lost or changed"
     assert message.startswith("error: "), errors
     return message.removeprefix("error: ")
-
-
-PROCESS = ("env",)
-"""Prefix that runs a stage as a process of its own."""
 
 
 def edits(*changes: Edit) -> Edit:
@@ -88,7 +84,7 @@ def test_configuration(edit: Edit, problem: str, workspace: Workspace) -> None:
 
 
 def test_variant_option(workspace: Workspace) -> None:
-    assert refused(workspace, "train", CONFIGURATION, *PROCESS, variant="chunky") == (
+    assert refused(workspace, "train", CONFIGURATION, variant="chunky") == (
         "--variant: must be a name in variants (dance, chunk-ws), got 'chunky'"
     )
 
@@ -197,7 +193,7 @@ def change_row(path: Path, number: int, change: Callable[[dict[str, Any]], objec
 def test_a_picture_that_is_damaged(workspace: Workspace) -> None:
     path = workspace.artifacts / "images" / "base" / "images.parquet"
     row = change_row(path, 3, lambda row: row["image"].update(bytes=row["image"]["bytes"][:40]))
-    message = refused(workspace, "score_base", DATA, *PROCESS)
+    message = refused(workspace, "score_base", DATA)
     assert message.startswith(f"image {row['image']['path']}: must be a PNG, ")
 
 

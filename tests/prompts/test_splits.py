@@ -317,6 +317,7 @@ def test_long_generated_prompts_are_reported_or_refused(
     assert made.run("prepare_prompts") == DataError.exit_code
 
 
+@pytest.mark.slow  # a process of its own
 def test_truncated_prompts_are_reported_once_by_line(tmp_path: Path) -> None:
     """The libraries would print the text of each of them when it is encoded."""
     made = new_workspace(tmp_path)

@@ -2,11 +2,15 @@
 
 import io
 import logging
+import time
 import traceback
 from contextlib import redirect_stderr
 from typing import Any
 
+import pytest
+
 from chunk_grpo.artifacts import read_table
+from chunk_grpo.scorers.running.retry import ATTEMPTS, score_with_retries
 from tests.conftest import Workspace
 
 CODE = '''
@@ -59,10 +63,11 @@ def add_judge(workspace: Workspace, batch_size: int = 2, code: str = CODE, **set
 
 
 def ended(workspace: Workspace, stage: str, **changes: str) -> tuple[int, str]:
-    """Exit code and words of a stage, run in this process."""
+    """Exit code and words of a stage, run in this process. It does not wait before it asks again."""
     said = io.StringIO()
     log = logging.StreamHandler(said)
-    with redirect_stderr(said):
+    with redirect_stderr(said), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(score_with_retries, "__defaults__", (ATTEMPTS, 0.0, time.sleep))
         logging.getLogger().addHandler(log)
         try:
             code = workspace.run(stage, **changes)

@@ -16,7 +16,6 @@ from chunk_grpo.stopping import STOP, begin
 begin()
 from dataclasses import dataclass
 from pathlib import Path
-from chunk_grpo.artifacts import read_table
 from chunk_grpo.errors import DataError, TransientError
 from stages._launch.group import FAIL_SECONDS
 from stages._launch.processes import run_processes
@@ -26,15 +25,12 @@ from stages._stage import value, writes
 class Arguments:
     work: str = value("what to do")
     out: str = writes("where each process leaves a file")
-    table: str = value("table to read", "")
 
 def main(params, arguments):
     rank, work = os.environ.get("RANK", "0"), arguments.work
     variables = ("WORLD_SIZE", "ACCELERATE_USE_CPU", "OMP_NUM_THREADS")
     mine = Path(arguments.out, rank)
     mine.write_text(" ".join([params.composed_from, *(os.environ.get(name, "") for name in variables)]))
-    if work == "read":
-        read_table(arguments.table, "prompts")
     if work == "fail":
         raise TransientError("all of us")
     if work == "the second fails" and rank == "1":
@@ -48,8 +44,6 @@ def main(params, arguments):
         mine.write_text("saved")
         Path(os.environ["CHUNK_GRPO_SAVING"]).unlink()
         time.sleep(60)  # for the other one
-    if work == "bug":
-        raise KeyError("a bug")
     if work == "wait":
         time.sleep(60)
     if work == "load":

@@ -30,7 +30,9 @@ def record(workspace: Workspace, path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("has_links", [True, False], ids=["links", "copies"])
+@pytest.mark.parametrize(
+    "has_links", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["links", "copies"]
+)
 def test_a_training_that_dvc_has_not_recorded_is_not_trained_again(
     has_links: bool, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

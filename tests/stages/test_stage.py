@@ -3,15 +3,17 @@
 import os
 import re
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from torch import distributed
 
-from chunk_grpo.artifacts import read_manifest
+from chunk_grpo.artifacts import read_manifest, read_table
 from chunk_grpo.config import Params
-from chunk_grpo.errors import DataError
+from chunk_grpo.errors import DataError, TransientError
 from stages._stage import let_memory_grow, run_stage, value
 from tests.conftest import ROOT
 from tests.stages.started import Started
@@ -31,46 +33,83 @@ def test_a_stage_runs_leaves_its_marker_and_its_manifest(started: Started, tmp_p
     assert read_manifest(tmp_path / "runs" / "test@a.json").stage == "test@a"
 
 
-def test_bad_configuration_is_exit_code_2_without_a_traceback(started: Started, tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Table:
+    table: str = value("table to read")
+
+
+def ended(main: Callable[[Params, Table], None], folder: Path, *options: str) -> int:
+    """Exit code of a stage in this process."""
+    given = ["--params", str(ROOT / "params.yaml"), "--manifest", str(folder / "runs" / "test.json")]
+    return run_stage(main, Table, [*given, "--table", str(folder / "[bold]" / "prompts.parquet"), *options])
+
+
+def not_reached(params: Params, arguments: Table) -> None:
+    raise AssertionError("work was begun")
+
+
+def test_bad_configuration_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = re.sub(r"group_size: \d+", "group_size: 1", (ROOT / "params.yaml").read_text())
     (tmp_path / "params.yaml").write_text(text)
-    code, _, errors = started.ended("nothing", "--params", str(tmp_path / "params.yaml"))
-    assert code == 2
-    assert errors == (
+    assert ended(not_reached, tmp_path, "--params", str(tmp_path / "params.yaml")) == 2
+    assert capsys.readouterr().err == (
         f"error: {tmp_path}/params.yaml: 1 problem\n  train.group_size: must be >= 2, got 1\n"
         "conf/preset/tiny.yaml describes every key.\n"
     )
     assert not (tmp_path / "runs").exists()
 
 
-def test_bad_input_and_an_unwritable_manifest_are_exit_code_3(started: Started, tmp_path: Path) -> None:
-    """Names in brackets would be styles to rich; they must stand in the message as they are."""
-    missing, marker = str(tmp_path / "[bold]" / "prompts.parquet"), tmp_path / "marker"
-    code, _, errors = started.ended("read", "--table", missing, STAGE_RUN_MARKER=str(marker))
-    assert (code, marker.exists()) == (3, True)
-    assert errors.startswith(f"error: {missing}: cannot read: no such file or directory. Run the stage that")
-    code, _, errors = started.ended("nothing", "--manifest", str(marker / "run.json"))
-    assert (code, errors.startswith(f"error: {marker}/run.json: cannot write: ")) == (3, True)
-
-
-def test_transient_error_exits_75_and_bug_keeps_traceback(started: Started) -> None:
-    assert started.ended("fail") == (75, "", "error: all of us\n")
-    code, _, errors = started.ended("bug")
-    assert (code, errors.splitlines()[-1]) == (1, "KeyError: 'a bug'")
-
-
-def test_options_are_explained_and_those_that_are_missing_or_unknown_are_exit_code_2(
-    started: Started,
+def test_bad_input_and_an_unwritable_manifest_are_exit_code_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert started.ended(None)[0] == 2
-    code, _, errors = started.ended("nothing", "--wrk", "x")
-    assert (code, "unrecognized arguments: --wrk x" in errors) == (2, True)
-    code, said, _ = started.ended(None, "--help", COLUMNS="100")
-    assert (code, "A stage for tests." in said, "--table TABLE " in said) == (0, True, True)
+    """Names in brackets would be styles to rich; they must stand in the message as they are."""
+    assert ended(lambda _, arguments: read_table(arguments.table, "prompts"), tmp_path) == 3
+    missing = f"{tmp_path}/[bold]/prompts.parquet"
+    assert (
+        f"error: {missing}: cannot read: no such file or directory. Run the stage" in capsys.readouterr().err
+    )
+    (tmp_path / "file").touch()
+    assert ended(not_reached, tmp_path, "--manifest", str(tmp_path / "file" / "run.json")) == 3
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}/file/run.json: cannot write: ")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-@pytest.mark.parametrize("work", ["wait", "load"])
+def test_transient_error_exits_75_and_a_bug_is_raised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(error: Exception) -> NoReturn:
+        raise error
+
+    assert ended(lambda *_: fail(TransientError("all of us")), tmp_path) == 75
+    assert capsys.readouterr().err == "error: all of us\n"
+    with pytest.raises(KeyError, match="a bug"):
+        ended(lambda *_: fail(KeyError("a bug")), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        ([], 2, "required: --table"),
+        (["--table", "a", "--tbl", "x"], 2, "unrecognized arguments: --tbl x"),
+        (["--help"], 0, "--table TABLE "),
+    ],
+)
+def test_options_are_explained_and_those_that_are_missing_or_unknown_are_exit_code_2(
+    options: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_stage(not_reached, Table, options)
+    assert ended.value.code == code
+    assert said in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("work", "number"),
+    [
+        ("load", signal.SIGTERM),
+        ("wait", signal.SIGINT),
+        pytest.param("wait", signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_a_stop_signal_ends_a_stage_at_once(work: str, number: signal.Signals, started: Started) -> None:
     """Also where all errors of a library are caught."""
     with started.start(work) as process:
@@ -118,11 +157,8 @@ def test_an_argument_of_another_type_is_refused() -> None:
     class Arguments:
         ratio: float = value("a ratio")
 
-    def main(params: Params, arguments: Arguments) -> None:
-        raise AssertionError("not reached")
-
     with pytest.raises(TypeError, match=r"Arguments\.ratio: must be str or int"):
-        run_stage(main, Arguments, [])
+        run_stage(not_reached, Arguments, [])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("own", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", None])

@@ -302,6 +302,7 @@ def test_an_adapter_is_trained_drawn_and_scored(workspace: Workspace) -> None:
     assert all(a != b for a, b in zip(pictures["hybrid"], pictures["tuned"], strict=True))
 
 
+@pytest.mark.slow  # test_families.py has a guided family in the default tier
 def test_a_guided_policy_is_trained_and_drawn(workspace: Workspace) -> None:
     """Guidance away from another prompt changes images, and is trained through."""
     before = workspace.files()
