@@ -1,7 +1,7 @@
 """Embeddings of prompts: a folder with a table of its rows and tensors in shards of bounded size.
 
 Writing and reading take the memory of one shard or of the rows asked for, whatever the number of prompts. Apart from
-io.py because importing torch takes seconds and most stages need no tensors.
+io.py because importing torch takes seconds and most stages need no tensors. Errors as in io.py.
 """
 
 from __future__ import annotations
@@ -58,8 +58,6 @@ def write_embeddings(
         shard_bytes: Largest size of a shard's tensors, unless a single row is larger.
 
     Raises:
-        DataError: `location` cannot be written.
-        TransientError: The object store does not answer.
         ValueError: `batches` have another number of rows, or tensors that differ in names or shapes.
     """
     texts = distinct_texts(prompts)
@@ -149,7 +147,6 @@ def open_embeddings(location: Location) -> Iterator[Embeddings]:
 
     Raises:
         DataError: A file is missing or damaged, or the shards differ from the table or from each other.
-        TransientError: The object store does not answer.
     """
     with input_dir(location) as folder:
         yield Embeddings(folder, location)
@@ -176,9 +173,6 @@ class Embeddings:
 
         Args:
             rows: At least one of the numbers in `row_of`, repetitions allowed.
-
-        Raises:
-            DataError: A shard cannot be read.
         """
         found: dict[str, Tensor] = {}
         wanted: dict[int, list[tuple[int, int]]] = {}

@@ -1,4 +1,8 @@
-"""Read and write artifacts: tables with a checked schema, text, JSON and CSV."""
+"""Read and write artifacts: tables with a checked schema, text, JSON and CSV.
+
+Besides what is said at a function, each raises DataError, with reason and remedy, if a file cannot be read or written,
+and TransientError if the object store does not answer.
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,7 +47,6 @@ def write_table(
 
     Raises:
         DataError: The table does not fit the schema, or `location` cannot be written.
-        TransientError: the object store does not answer.
     """
     fitting = _fitting(table, schema_name, location)
     _write(_slices(fitting, row_group_bytes), location, schema_name, about or {})
@@ -80,7 +83,6 @@ def read_table(
     Raises:
         DataError: The file is missing, unreadable or not Parquet, has another table or version, or a row breaks a rule
             of the schema. The message has the reason and the remedy.
-        TransientError: the object store does not answer.
     """
     schema = SCHEMAS[schema_name]
     with _opened(location, schema) as file:
@@ -106,10 +108,6 @@ def read_parts(
 
     Yields:
         Consecutive rows, at least one; nothing for a table without rows.
-
-    Raises:
-        DataError: As `read_table`; all columns but nested ones are checked before the first part.
-        TransientError: the object store does not answer.
     """
     schema = SCHEMAS[schema_name]
     names = list(columns or schema.columns.names)
@@ -132,12 +130,7 @@ def write_text(text: str, location: Location) -> None:
 
 
 def write_bytes(content: bytes, location: Location) -> None:
-    """Write a file in one step.
-
-    Raises:
-        DataError: `location` cannot be written.
-        TransientError: the object store does not answer.
-    """
+    """Write a file in one step."""
     with output_file(location) as draft:
         draft.write_bytes(content)
 
@@ -162,12 +155,7 @@ def write_csv(table: pa.Table, location: Location) -> None:
 
 
 def read_text(location: Location) -> str:
-    """Read UTF-8 text.
-
-    Raises:
-        DataError: the file is missing, unreadable or not UTF-8.
-        TransientError: the object store does not answer.
-    """
+    """Read UTF-8 text."""
     with input_file(location) as path:
         content = path.read_bytes()
     try:
@@ -181,12 +169,7 @@ def read_text(location: Location) -> str:
 
 
 def read_json(location: Location) -> Any:
-    """Read JSON.
-
-    Raises:
-        DataError: the file is missing, unreadable, not UTF-8 or not JSON.
-        TransientError: the object store does not answer.
-    """
+    """Read JSON."""
     try:
         return json.loads(read_text(location))
     except json.JSONDecodeError as error:

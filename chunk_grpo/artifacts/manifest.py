@@ -67,9 +67,6 @@ def measured_run(stage: str, location: Location) -> Iterator[Notes]:
 
     Yields:
         Empty notes, which the stage can fill.
-
-    Raises:
-        DataError: `location` cannot be written.
     """
     notes: Notes = {}
     started_at = datetime.now(UTC)
@@ -94,11 +91,7 @@ def measured_run(stage: str, location: Location) -> Iterator[Notes]:
 
 
 def read_manifest(location: Location) -> RunManifest:
-    """Read a manifest written by `measured_run`.
-
-    Raises:
-        DataError: The file is missing, corrupt, or of another version.
-    """
+    """Read a manifest written by `measured_run`."""
     record: Any = read_json(location)
     found = record.get("manifest_version") if isinstance(record, dict) else None
     if found != MANIFEST_VERSION:

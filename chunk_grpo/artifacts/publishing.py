@@ -87,7 +87,6 @@ def publish(workspace: Path, destination: Location, run: RunFacts, models: bool 
         ConfigError: The preset's name is not a valid folder name.
         DataError: There is nothing to publish, a file cannot be read or written or has changed meanwhile, the
             destination has a run.json of another program, or another publication of the preset has started there.
-        TransientError: the object store does not answer.
     """
     if not PLAIN_NAME.fullmatch(run.preset):
         raise ConfigError(
@@ -197,14 +196,7 @@ def _check_unchanged(source: Path, copied: Path, expected: PublishedFile) -> Non
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Publish a workspace from the command line.
-
-    Args:
-        argv: The command line, by default the process's.
-
-    Returns:
-        The exit code: 0, or that of the error.
-    """
+    """Publish a workspace from the command line; returns the exit code."""
     options = _parser().parse_args(argv)
     workspace = Path(options.workspace)
     try:

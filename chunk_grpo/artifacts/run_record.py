@@ -1,4 +1,4 @@
-"""`run.json`: the run of the published files, with size and hash to verify each file."""
+"""`run.json`: the run of the published files, with size and hash to verify each file. Errors as in io.py."""
 
 from __future__ import annotations
 
@@ -72,7 +72,6 @@ def read_record(location: Location) -> RunRecord:
 
     Raises:
         DataError: The file is missing, unreadable, or was not written by `publish`.
-        TransientError: the object store does not answer.
     """
     remedy = "Choose another destination, or delete this file: all files are then copied again."
     try:
@@ -106,7 +105,6 @@ def published_text(folder: Location, record: RunRecord, name: str) -> str:
 
     Raises:
         DataError: The file is missing, or is not of the record's run.
-        TransientError: the object store does not answer.
     """
     text = read_text(join(folder, name)) if record.complete else ""
     found = PublishedFile(len(text.encode()), hashlib.sha256(text.encode()).hexdigest())
@@ -119,12 +117,7 @@ def published_text(folder: Location, record: RunRecord, name: str) -> str:
 
 
 def write_record(record: RunRecord, location: Location) -> None:
-    """Write a `run.json`.
-
-    Raises:
-        DataError: The file cannot be written.
-        TransientError: the object store does not answer.
-    """
+    """Write a `run.json`."""
     files = [{"path": path, **asdict(file)} for path, file in sorted(record.files.items())]
     identity = {"schema": RECORD_SCHEMA, **asdict(record.run), "published_at": record.published_at}
     write_json({**identity, "complete": record.complete, "files": files}, location)

@@ -68,191 +68,156 @@ class TableSchema:
         return {**(self.columns.metadata or {}), **own}
 
 
-def _schema(name: SchemaName, version: int, **columns: pa.DataType) -> TableSchema:
-    fields = [pa.field(column, kind, nullable=False) for column, kind in columns.items()]
-    return TableSchema(name, version, pa.schema(fields))
-
-
+_TEXT, _WHOLE, _FLOAT = pa.string(), pa.int64(), pa.float64()
 _COUNT, _NUMBER, _SEED, _LEVEL = (0, inf), (1, inf), (-1, inf), (0, 1)
 _MODES = {"mode": ("base", "tuned", "hybrid")}
-_OF_IMAGE = ("policy", "mode", "train_seed", "prompt_id", "sample")
-
-_RULES: Mapping[SchemaName, Mapping[str, Any]] = {
-    "prompts": {"key": ("prompt_id",), "records": ("metadata",)},
-    "embeddings": {"key": ("prompt_id",), "ranges": {"shard": _COUNT, "row": _COUNT}},
-    "l1_profile": {
-        "key": ("sampler", "prompt_id", "seed", "step"),
-        "ranges": {"step": _COUNT, "t": _LEVEL, "t_next": _LEVEL, "l1_rel": _COUNT},
-        "choices": {"sampler": ("sde", "ode")},
-    },
-    "chunk_plan": {
-        "key": ("plan", "chunk"),
-        "ranges": {
-            "chunk": _COUNT,
-            "first_step": _COUNT,
-            "num_steps": _NUMBER,
-            "mean_l1": _COUNT,
-            "weight": _COUNT,
-        },
-    },
-    "train_metrics": {
-        "key": ("variant", "train_seed", "iteration", "metric"),
-        "ranges": {"train_seed": _COUNT, "iteration": _COUNT},
-    },
-    "images": {"key": _OF_IMAGE, "ranges": {"train_seed": _SEED, "sample": _COUNT}, "choices": _MODES},
-    "scores": {
-        "key": (*_OF_IMAGE, "scorer", "metric"),
-        "ranges": {"train_seed": _SEED, "sample": _COUNT},
-        "choices": _MODES,
-        "reasons": {"value": "refusal"},
-    },
-    "evaluation_history": {
-        "key": ("evaluation", "policy", "mode", "split", "scorer"),
-        "ranges": dict.fromkeys(("num_seeds", "num_prompts", "num_captions", "num_images"), _NUMBER),
-        "choices": _MODES | {"change": ("first", "scorer", "prompts", "same", "unknown", "none", "moved")},
-        "undefined": (
-            *("low", "high", "standard_error", "degrees_of_freedom"),
-            *("difference", "band", "p_value"),
-        ),
-    },
-    "evaluation_prompts": {
-        "key": ("evaluation", "policy", "mode", "split", "scorer", "prompt_id"),
-        "ranges": {"num_images": _NUMBER},
-        "choices": _MODES,
-    },
-}
-"""Rules for the rows of each table."""
+_OF_IMAGE = {"policy": _TEXT, "mode": _TEXT, "train_seed": _WHOLE, "prompt_id": _TEXT, "sample": _WHOLE}
+"""Key of an image: train_seed is -1 for the base, sample counts from 0 within the prompt."""
+_IMAGE_RANGES = {"train_seed": _SEED, "sample": _COUNT}
+_OF_SCORE = {"policy": _TEXT, "mode": _TEXT, "split": _TEXT, "scorer": _TEXT}
+_INTERVAL = ("low", "high", "standard_error", "degrees_of_freedom")
+_COUNTS = ("num_seeds", "num_prompts", "num_captions", "num_images")
+_COMPARED = ("difference", "band", "p_value")
 
 
-def _images() -> TableSchema:
-    plain = _schema(
-        "images",
-        1,
-        policy=pa.string(),
-        mode=pa.string(),  # base | tuned | hybrid
-        train_seed=pa.int64(),  # -1 for base
-        prompt_id=pa.string(),
-        sample=pa.int64(),  # 0.. within the prompt
-        seed=pa.int64(),  # seed of its noise
-        image=IMAGE,
-    )
-    return TableSchema(
-        plain.name, plain.version, plain.columns.with_metadata({b"huggingface": _DATASETS_IMAGES})
-    )
-
-
-def _scores() -> TableSchema:
-    plain = _schema(
-        "scores",
-        2,
-        policy=pa.string(),
-        mode=pa.string(),
-        train_seed=pa.int64(),
-        prompt_id=pa.string(),
-        sample=pa.int64(),
-        scorer=pa.string(),
-        metric=pa.string(),  # "score" is the scorer's value, the others are its details
-    )
-    of_refused = [
-        pa.field("value", pa.float64()),  # null where the scorer refused the image
-        pa.field("refusal", pa.string()),  # its reason; null where there is a value
+def _schema(name: SchemaName, version: int, columns: Mapping[str, pa.DataType], **rules: Any) -> TableSchema:
+    nullable = rules.get("reasons", {}).items()
+    fields = [
+        pa.field(column, kind, nullable=any(column in pair for pair in nullable))
+        for column, kind in columns.items()
     ]
-    return TableSchema(plain.name, plain.version, pa.schema([*plain.columns, *of_refused]))
+    return TableSchema(name, version, pa.schema(fields), **rules)
 
+
+_PLAIN_IMAGES = _schema(
+    "images",
+    1,
+    {**_OF_IMAGE, "seed": _WHOLE, "image": IMAGE},  # seed of its noise
+    key=tuple(_OF_IMAGE),
+    ranges=_IMAGE_RANGES,
+    choices=_MODES,
+)
 
 SCHEMAS: dict[SchemaName, TableSchema] = {
-    schema.name: replace(schema, **_RULES[schema.name])
+    schema.name: schema
     for schema in (
         _schema(
             "prompts",
             1,
-            prompt_id=pa.string(),
-            split=pa.string(),  # train | eval | wise
-            prompt=pa.string(),
-            category=pa.string(),
-            metadata=pa.string(),  # JSON
+            {
+                "prompt_id": _TEXT,
+                "split": _TEXT,  # train | eval | wise
+                "prompt": _TEXT,
+                "category": _TEXT,
+                "metadata": _TEXT,
+            },
+            key=("prompt_id",),
+            records=("metadata",),
         ),
         _schema(
             "embeddings",
             2,
-            prompt_id=pa.string(),
-            prompt=pa.string(),
-            shard=pa.int64(),  # number of the file shard-NNNNN.safetensors beside the table
-            row=pa.int64(),  # row in the tensors of that file
+            {
+                "prompt_id": _TEXT,
+                "prompt": _TEXT,
+                "shard": _WHOLE,  # number of the file shard-NNNNN.safetensors beside the table
+                "row": _WHOLE,  # row in the tensors of that file
+            },
+            key=("prompt_id",),
+            ranges={"shard": _COUNT, "row": _COUNT},
         ),
         _schema(
             "l1_profile",
             1,
-            sampler=pa.string(),  # sde | ode
-            prompt_id=pa.string(),
-            seed=pa.int64(),
-            step=pa.int64(),  # 0.. from noise to image
-            t=pa.float64(),  # noise level before the step
-            t_next=pa.float64(),  # noise level after the step
-            l1_rel=pa.float64(),  # Eq. (15)
+            {
+                "sampler": _TEXT,
+                "prompt_id": _TEXT,
+                "seed": _WHOLE,
+                "step": _WHOLE,  # 0.. from noise to image
+                "t": _FLOAT,  # noise level before the step
+                "t_next": _FLOAT,  # noise level after the step
+                "l1_rel": _FLOAT,  # Eq. (15)
+            },
+            key=("sampler", "prompt_id", "seed", "step"),
+            ranges={"step": _COUNT, "t": _LEVEL, "t_next": _LEVEL, "l1_rel": _COUNT},
+            choices={"sampler": ("sde", "ode")},
         ),
         _schema(
             "chunk_plan",
             1,
-            plan=pa.string(),
-            chunk=pa.int64(),  # 0.. from noise to image
-            first_step=pa.int64(),
-            num_steps=pa.int64(),
-            mean_l1=pa.float64(),
-            weight=pa.float64(),  # Eq. (16)
+            {
+                "plan": _TEXT,
+                "chunk": _WHOLE,  # 0.. from noise to image
+                "first_step": _WHOLE,
+                "num_steps": _WHOLE,
+                "mean_l1": _FLOAT,
+                "weight": _FLOAT,  # Eq. (16)
+            },
+            key=("plan", "chunk"),
+            ranges=dict.fromkeys(("chunk", "first_step", "mean_l1", "weight"), _COUNT)
+            | {"num_steps": _NUMBER},
         ),
         _schema(
             "train_metrics",
             1,
-            variant=pa.string(),
-            train_seed=pa.int64(),
-            iteration=pa.int64(),
-            metric=pa.string(),
-            value=pa.float64(),
+            {"variant": _TEXT, "train_seed": _WHOLE, "iteration": _WHOLE, "metric": _TEXT, "value": _FLOAT},
+            key=("variant", "train_seed", "iteration", "metric"),
+            ranges={"train_seed": _COUNT, "iteration": _COUNT},
         ),
-        _images(),
-        _scores(),
+        replace(
+            _PLAIN_IMAGES, columns=_PLAIN_IMAGES.columns.with_metadata({b"huggingface": _DATASETS_IMAGES})
+        ),
+        _schema(
+            "scores",
+            2,
+            {
+                **_OF_IMAGE,
+                "scorer": _TEXT,
+                "metric": _TEXT,  # "score" is the scorer's value, the others are its details
+                "value": _FLOAT,  # null where the scorer refused the image
+                "refusal": _TEXT,  # its reason; null where there is a value
+            },
+            key=(*_OF_IMAGE, "scorer", "metric"),
+            ranges=_IMAGE_RANGES,
+            choices=_MODES,
+            reasons={"value": "refusal"},
+        ),
         _schema(
             "evaluation_history",
             1,
-            evaluation=pa.string(),
-            evaluated_at=pa.timestamp("us", tz="UTC"),
-            preset=pa.string(),
-            model_commit=pa.string(),
-            code_commit=pa.string(),
-            image_seed=pa.int64(),
-            policy=pa.string(),
-            mode=pa.string(),  # base | tuned | hybrid
-            split=pa.string(),
-            scorer=pa.string(),
-            scorer_hash=pa.string(),
-            mean=pa.float64(),
-            low=pa.float64(),  # NaN with too few captions, as in the next three columns
-            high=pa.float64(),
-            standard_error=pa.float64(),
-            degrees_of_freedom=pa.float64(),
-            num_seeds=pa.int64(),
-            num_prompts=pa.int64(),
-            num_captions=pa.int64(),
-            num_images=pa.int64(),
-            change=pa.string(),  # first | scorer | prompts | same | unknown | none | moved
-            reference=pa.string(),  # the evaluation compared with; empty where there is none
-            difference=pa.float64(),  # NaN where nothing was compared, as the two below
-            band=pa.float64(),
-            p_value=pa.float64(),
+            {
+                "evaluation": _TEXT,
+                "evaluated_at": pa.timestamp("us", tz="UTC"),
+                **dict.fromkeys(("preset", "model_commit", "code_commit"), _TEXT),
+                "image_seed": _WHOLE,
+                **_OF_SCORE,
+                "scorer_hash": _TEXT,
+                "mean": _FLOAT,
+                **dict.fromkeys(_INTERVAL, _FLOAT),  # NaN with too few captions
+                **dict.fromkeys(_COUNTS, _WHOLE),
+                "change": _TEXT,
+                "reference": _TEXT,  # the evaluation compared with; empty where there is none
+                **dict.fromkeys(_COMPARED, _FLOAT),  # NaN where nothing was compared
+            },
+            key=("evaluation", *_OF_SCORE),
+            ranges=dict.fromkeys(_COUNTS, _NUMBER),
+            choices=_MODES | {"change": ("first", "scorer", "prompts", "same", "unknown", "none", "moved")},
+            undefined=(*_INTERVAL, *_COMPARED),
         ),
         _schema(
             "evaluation_prompts",
             1,
-            evaluation=pa.string(),
-            policy=pa.string(),
-            mode=pa.string(),
-            split=pa.string(),
-            scorer=pa.string(),
-            prompt_id=pa.string(),
-            prompt=pa.string(),
-            mean=pa.float64(),  # over samples and training seeds
-            num_images=pa.int64(),
+            {
+                "evaluation": _TEXT,
+                **_OF_SCORE,
+                "prompt_id": _TEXT,
+                "prompt": _TEXT,
+                "mean": _FLOAT,  # over samples and training seeds
+                "num_images": _WHOLE,
+            },
+            key=("evaluation", *_OF_SCORE, "prompt_id"),
+            ranges={"num_images": _NUMBER},
+            choices=_MODES,
         ),
     )
 }

@@ -2,6 +2,9 @@
 
 A path is local (`artifacts/x.parquet`) or a URL that fsspec supports (`s3://bucket/x.parquet`). Credentials and
 endpoint of S3 come from the AWS chain: environment, ~/.aws, instance role. AWS_ENDPOINT_URL selects other endpoints.
+
+Each function raises DataError, with reason and remedy, if a file or folder is missing or cannot be read or written, and
+TransientError if the object store does not answer.
 """
 
 import errno
@@ -57,10 +60,6 @@ def output_file(location: Location) -> Iterator[Path]:
 
     Yields:
         Path of the draft; it has the name and suffix of `location`.
-
-    Raises:
-        DataError: The file cannot be written; the message has the reason and the remedy.
-        TransientError: the object store does not answer.
     """
     with _output(location) as draft:
         yield draft
@@ -90,12 +89,7 @@ def output_dir(location: Location) -> Iterator[Path]:
 
 
 def put_file(path: Path, location: Location) -> None:
-    """Copy a local file to `location` in one step; missing folders are created.
-
-    Raises:
-        DataError: The file cannot be written; the message has the reason and the remedy.
-        TransientError: the object store does not answer.
-    """
+    """Copy a local file to `location` in one step; missing folders are created."""
     if is_remote(location):
         with storage_errors("write", location):
             filesystem(location).put_file(str(path), str(location))
@@ -105,23 +99,13 @@ def put_file(path: Path, location: Location) -> None:
 
 
 def get_file(location: Location, path: Path) -> None:
-    """Copy the file at `location` to a local path, whose folder exists.
-
-    Raises:
-        DataError: A file is missing, or cannot be read or written.
-        TransientError: the object store does not answer.
-    """
+    """Copy the file at `location` to a local path, whose folder exists."""
     with storage_errors("read", location):
         filesystem(location).get_file(str(location), str(path))
 
 
 def remove_file(location: Location) -> None:
-    """Remove a file; on a local disk also the folders that are then empty.
-
-    Raises:
-        DataError: The file is missing or cannot be removed.
-        TransientError: the object store does not answer.
-    """
+    """Remove a file; on a local disk also the folders that are then empty."""
     with storage_errors("write", location):
         filesystem(location).rm_file(str(location))
     if not is_remote(location):
@@ -131,12 +115,7 @@ def remove_file(location: Location) -> None:
 
 @contextmanager
 def input_file(location: Location) -> Iterator[Path]:
-    """Yield a local path with the content of `location`; a remote file is copied temporarily.
-
-    Raises:
-        DataError: The file is missing or cannot be read.
-        TransientError: the object store does not answer.
-    """
+    """Yield a local path with the content of `location`; a remote file is copied temporarily."""
     with ExitStack() as stack:
         with storage_errors("read", location):
             if is_remote(location):
@@ -165,12 +144,7 @@ def input_dir(location: Location) -> Iterator[Path]:
 
 
 def check_writable(location: Location) -> None:
-    """Check before long work that `location` can be written, without creating or changing it.
-
-    Raises:
-        DataError: It cannot be written; the message has the reason and the remedy.
-        TransientError: the object store does not answer.
-    """
+    """Check before long work that `location` can be written, without creating or changing it."""
     with storage_errors("write", location):
         if is_remote(location):
             filesystem(location).exists(str(location))
@@ -191,10 +165,6 @@ def find_files(location: Location, pattern: str) -> list[str]:
     Args:
         location: Folder.
         pattern: Glob pattern, for example `*/*.parquet`; `**` matches everything below.
-
-    Raises:
-        DataError: No file matches, or the folder cannot be read.
-        TransientError: the object store does not answer.
     """
     with storage_errors("read", location):
         files = filesystem(location)
@@ -209,12 +179,7 @@ def find_files(location: Location, pattern: str) -> list[str]:
 
 
 def sizes_below(folder: Location) -> dict[str, int]:
-    """Sizes in bytes of the files below a folder, by relative path; empty if the folder does not exist.
-
-    Raises:
-        DataError: The folder cannot be read.
-        TransientError: the object store does not answer.
-    """
+    """Sizes in bytes of the files below a folder, by relative path; empty if the folder does not exist."""
     with storage_errors("write", folder):
         files = filesystem(folder)
         found = files.find(str(folder), detail=True)
@@ -227,9 +192,6 @@ def folder_lock(folder: Location) -> Iterator[None]:
     """Create a local folder and hold an exclusive lock on it; the kernel releases the lock when the process ends.
 
     Object stores have no locks: no lock is held there.
-
-    Raises:
-        DataError: The folder cannot be created.
     """
     with ExitStack() as held:
         if not is_remote(folder):
@@ -256,7 +218,8 @@ def storage_errors(action: Literal["read", "write"], location: Location) -> Iter
         name = type(error).__name__
         if name in _NO_CREDENTIALS:
             raise DataError(
-                f"{location}: cannot {action}: no S3 credentials ({error}). {_CREDENTIALS}"
+                f"{location}: cannot {action}: no S3 credentials ({error}). Set AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or run `aws configure`."
             ) from error
         if name in _NO_ANSWER:
             raise _no_answer(action, location, error) from error
@@ -273,16 +236,12 @@ def _behind_safetensors(error: Exception) -> OSError | None:
     return OSError(int(number[1]), os.strerror(int(number[1])))
 
 
-_CREDENTIALS = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or run `aws configure`."
-
-
 @contextmanager
 def _output(location: Location) -> Iterator[Path]:
     """Yield a draft path; for a local target in the same folder, so that the last step is a rename on one disk."""
     with storage_errors("write", location):
-        parent: Path | None = None
-        if not is_remote(location):
-            parent = Path(location).parent
+        parent = None if is_remote(location) else Path(location).parent
+        if parent is not None:
             parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{_name(location)}.", dir=parent))
         try:
@@ -304,11 +263,7 @@ def _name(location: Location) -> str:
 
 
 def filesystem(location: Location) -> fsspec.AbstractFileSystem:
-    """File system of a path or URL.
-
-    Raises:
-        DataError: fsspec does not support the protocol.
-    """
+    """File system of a path or URL."""
     if not is_remote(location):
         return fsspec.filesystem("file")
     protocol = str(location).split("://", 1)[0]

@@ -1,4 +1,4 @@
-"""Rules for the rows of a table. The first row that breaks one is an error, on reading and on writing."""
+"""Rules for the rows of a table. The first row that breaks one is a DataError, on reading and on writing."""
 
 from __future__ import annotations
 
@@ -33,9 +33,6 @@ def check_rows(
         schema: Its schema.
         location: Its place, for messages.
         of: Column to the value of every row: whose table it must be.
-
-    Raises:
-        DataError: A row breaks a rule; the message names it.
     """
     check_nulls(table, schema, location)
     for broken in _broken(table, schema, of or {}):
@@ -45,11 +42,7 @@ def check_rows(
 
 
 def check_nulls(table: pa.Table, schema: TableSchema, location: Location, first: int = 0) -> None:
-    """Require values, also of the parts of a nested column; `first` is the number of the table's first row in the file.
-
-    Raises:
-        DataError: A value is missing.
-    """
+    """Require values, also in parts of a nested column; `first` is the number of the table's first row in the file."""
     for name, column in zip(table.column_names, table.columns, strict=True):
         if schema.columns.field(name).nullable:
             continue
@@ -60,11 +53,7 @@ def check_nulls(table: pa.Table, schema: TableSchema, location: Location, first:
 
 
 def check_scale(table: pa.Table, location: Location, low: float, high: float) -> None:
-    """Check that scores (schema scores) lie on their scorer's scale; details have scales of their own.
-
-    Raises:
-        DataError: A score lies outside.
-    """
+    """Check that scores (schema scores) lie on their scorer's scale; details have scales of their own."""
     slack = ROUNDING * (high - low) if math.isfinite(high - low) else ROUNDING
     value, is_score = table["value"], pc.equal(table["metric"], "score")
     outside = pc.or_(pc.less(value, low - slack), pc.greater(value, high + slack))
