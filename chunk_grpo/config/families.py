@@ -21,11 +21,7 @@ def module_of(name: str) -> str:
 
 
 def known_family(name: str) -> str:
-    """Return a name that may be a family's.
-
-    Raises:
-        PydanticCustomError: It is neither in this package nor the name of a module.
-    """
+    """Return a name that may be a family's; PydanticCustomError if it is neither in this package nor a module's."""
     if name not in family_names() and not is_own(name):
         raise PydanticCustomError(
             "family",

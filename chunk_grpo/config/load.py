@@ -31,53 +31,39 @@ def load_params(path: str | Path = "params.yaml") -> Params:
 
     The parser is the one DVC uses (YAML 1.2), so that both read the same values.
 
-    Args:
-        path: the file, UTF-8.
-
-    Returns:
-        The parameters, frozen.
-
     Raises:
-        ConfigError: the file cannot be read, is not YAML, holds a key twice, or breaks a rule; the message
-            lists all broken rules.
+        ConfigError: The file cannot be read, is not YAML, holds a key twice, or breaks a rule; the message lists all
+            broken rules.
     """
     return parse_params(read_raw_params(path), str(path))
 
 
 def read_raw_params(path: str | Path = "params.yaml") -> Mapping[str, Any]:
-    """Read a parameter file without checking the rules.
-
-    Raises:
-        ConfigError: the file cannot be read, is not YAML, or holds a key twice.
-    """
+    """Read a parameter file without checking the rules; ConfigError if it cannot be read or parsed."""
     return parse_yaml(_read_text(Path(path)), str(path))
 
 
 def parse_params(raw: Mapping[str, Any], source: str = "params") -> Params:
-    """Check parameters that are already parsed.
-
-    Args:
-        raw: parsed content of the YAML file.
-        source: the file's name, for messages.
-
-    Returns:
-        The parameters, frozen.
+    """Check parameters that are already parsed; `source` names their file in messages.
 
     Raises:
-        ConfigError: rules are broken; the message lists all of them.
+        ConfigError: Rules are broken; the message lists all of them.
     """
     values = tuples(raw)
     refused = [*hidden_names(values), *forbidden_texts(values)]
     named = {problem.path for problem in refused}
     problems: list[Problem] = []
-    invalid: set[str | int] = set()
     try:
         params = Params.model_validate(values)
     except ValidationError as error:
         found = schema_problems(error, values, Params)
         problems = [problem for problem in found if problem.path not in named]
         invalid = {detail["loc"][0] for detail in error.errors(include_url=False) if detail["loc"]}
-        sections = _valid_sections(values, invalid)
+        sections = {  # those that are valid on their own, for the rules over several keys
+            name: TypeAdapter(field.rebuild_annotation()).validate_python(values[name], strict=True)
+            for name, field in Params.model_fields.items()
+            if name in values and name not in invalid
+        }
     else:
         sections = {name: getattr(params, name) for name in Params.model_fields}
     problems += [*refused, *broken_rules(sections)]
@@ -87,11 +73,7 @@ def parse_params(raw: Mapping[str, Any], source: str = "params") -> Params:
 
 
 def require_allowed(values: Any, source: str) -> None:
-    """Require that all texts are allowed.
-
-    Raises:
-        ConfigError: Some are not; the message lists all such places.
-    """
+    """Require that all texts are allowed; ConfigError lists the places where they are not."""
     if refused := list(forbidden_texts(values)):
         raise ConfigError(_message(source, refused))
 
@@ -128,11 +110,7 @@ class _Constructor(SafeConstructor):
 
 
 def parse_yaml(text: str, source: str) -> Mapping[str, Any]:
-    """Parse the text of a parameter file.
-
-    Raises:
-        ConfigError: The text is not YAML, holds a key twice, or is too deep or too large.
-    """
+    """Parse the text of a parameter file; ConfigError if it is not YAML, holds a key twice, or is too deep or large."""
     try:
         yaml = YAML(typ="safe", pure=True)
         yaml.Constructor = _Constructor
@@ -182,15 +160,6 @@ def _check_extent(value: Any, source: str) -> None:
 def _line(error: YAMLError) -> str:
     mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
     return f", line {mark.line + 1}" if mark else ""
-
-
-def _valid_sections(values: Mapping[str, Any], invalid: set[str | int]) -> dict[str, Any]:
-    """Sections that are valid on their own, for the rules over several keys."""
-    return {
-        name: TypeAdapter(field.rebuild_annotation()).validate_python(values[name], strict=True)
-        for name, field in Params.model_fields.items()
-        if name in values and name not in invalid
-    }
 
 
 def tuples(value: Any) -> Any:

@@ -22,10 +22,7 @@ class ListedQuestion:
 
 
 def parse_questions(metadata: Mapping[str, object]) -> tuple[ListedQuestion, ...]:
-    """Questions of a prompt, in their order.
-
-    Args:
-        metadata: Metadata of the prompt; other fields, also those of a question, do not matter.
+    """Questions of a prompt's metadata, in their order; other fields, also those of a question, do not matter.
 
     Raises:
         ValueError: There are none, or one is malformed; the message names it and the rule.

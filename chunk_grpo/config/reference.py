@@ -71,22 +71,15 @@ def params_schema() -> dict[str, Any]:
 
 
 def rows(schema: Schema, section: str) -> Iterator[Row]:
-    """Rows of a section of params.yaml, and of all keys in it.
-
-    Args:
-        schema: JSON schema of params.yaml, as `params_schema` makes it.
-        section: Key of the section at the top, such as `train`.
-    """
+    """Rows of a section of params.yaml, such as `train`, and of all keys in it, by the schema of `params_schema`."""
     return _Walk(schema["$defs"]).key(schema, section, ())
 
 
 def values(params: Any, key: Path) -> list[Any]:
-    """Distinct values at a key.
+    """Distinct values at a key of parameters parsed from YAML.
 
-    Args:
-        params: Parameters, parsed from YAML.
-        key: Parts of the key. NAME and SCORER stand for every name that is there; as the last part for the names
-            themselves, with their values unless these are mappings.
+    NAME and SCORER stand for every name that is there; as the last part of the key for the names themselves, with their
+    values unless these are mappings.
     """
     if not key:
         return [params]

@@ -179,11 +179,8 @@ def scorers_have_images(
                     (*path, position), f"must be a split with images: {', '.join(drawn)}, got {split!r}"
                 )
         if name in rewards and "eval" not in settings.splits:
-            yield Problem(
-                path,
-                f"must hold eval for a scorer that is trained on, so that the report can compare the training "
-                f"reward, got {list(settings.splits)}",
-            )
+            rule = "must hold eval for a scorer that is trained on, so that the report can compare the training reward"
+            yield Problem(path, f"{rule}, got {list(settings.splits)}")
 
 
 def scorers_fit_the_prompts(
@@ -261,18 +258,11 @@ def offloaded_parts_are_distinct(train: TrainParams) -> Iterator[Problem]:
 
 def batches_fit(train: TrainParams, prompts: PromptsParams) -> Iterator[Problem]:
     """Updates get equal shares of an iteration's prompts; an iteration has no prompt twice; seeds differ."""
-    if train.prompts_per_iteration % train.updates_per_iteration:
-        yield Problem(
-            ("train", "prompts_per_iteration"),
-            f"must be divisible by train.updates_per_iteration = {train.updates_per_iteration}, "
-            f"got {train.prompts_per_iteration}",
-        )
-    yield from _at_most(
-        ("train", "prompts_per_iteration"),
-        train.prompts_per_iteration,
-        "prompts.train_count",
-        prompts.train_count,
-    )
+    path, drawn = ("train", "prompts_per_iteration"), train.prompts_per_iteration
+    if drawn % train.updates_per_iteration:
+        rule = f"must be divisible by train.updates_per_iteration = {train.updates_per_iteration}"
+        yield Problem(path, f"{rule}, got {drawn}")
+    yield from _at_most(path, drawn, "prompts.train_count", prompts.train_count)
     yield from _unique(("train", "seeds"), train.seeds)
 
 
@@ -346,11 +336,7 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
 
 
 def broken_rules(sections: Mapping[str, Any]) -> list[Problem]:
-    """Problems of all rules whose sections are valid.
-
-    Args:
-        sections: section name to its validated value, without invalid sections.
-    """
+    """Problems of all rules whose sections are valid; `sections` has no others."""
     problems: list[Problem] = []
     for rule, needed in RULES:
         if all(name in sections for name in needed):

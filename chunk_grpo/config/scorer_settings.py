@@ -149,15 +149,7 @@ class ScorerSettings(Section, ABC):
         return self.batch_size
 
     def check_data(self, prompt: str, metadata: Mapping[str, object]) -> None:
-        """Check that a prompt has the data that the scorer needs.
-
-        Args:
-            prompt: text of the prompt.
-            metadata: its other fields.
-
-        Raises:
-            ValueError: the data are missing or malformed; the message names the field and the rule.
-        """
+        """Check that a prompt has the data that the scorer needs; ValueError names the field and the rule."""
 
 
 class RefusingScorer(ScorerSettings):

@@ -236,11 +236,7 @@ class OcrScorer(ScorerSettings):
         return UNIT
 
     def target(self, prompt: str, metadata: Mapping[str, object]) -> str:
-        """Text that an image of the prompt should show.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """Text that an image of the prompt should show; ValueError if there is none."""
         if self.text_field is None:
             quoted = re.search('"([^"]*)"', prompt)
             if quoted is None or not quoted[1].strip():

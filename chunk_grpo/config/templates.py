@@ -37,11 +37,7 @@ class Template:
         return tuple(name.removeprefix(METADATA) for name in self.slots if name.startswith(METADATA))
 
     def fill(self, values: Mapping[str, str]) -> str:
-        """Text with each field replaced by its value; braces in values stay as they are.
-
-        Args:
-            values: Name of every field to its value.
-        """
+        """Text with each field replaced by its value; braces in values stay as they are."""
         return "".join(values[piece.name] if isinstance(piece, Slot) else piece for piece in self.pieces)
 
 

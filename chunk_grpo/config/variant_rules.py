@@ -3,7 +3,6 @@
 Meaningless combinations are rejected before any work starts.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
@@ -64,36 +63,17 @@ def fixed_plans_where_needed(
         elif variant.window or variant.branching:
             reason = "noise in all steps; with a window or branching most steps have none"
         count = plan.chunk_count(sampling.num_sde_steps)
-        for key, value, length in _per_chunk(variant):
+        for key in ("selection", "train_chunks", "clip_ranges", "chunk_rewards"):
+            value = getattr(variant, key)
+            if value is None or value == "uniform":
+                continue
             if reason:
                 yield _problem(name, key, f"needs {reason}", value)
-            elif length is not None and length != count:
-                yield _problem(
-                    name,
-                    key,
-                    f"must have one entry for each of the {count} chunks of {variant.plan!r}",
-                    value,
-                )
-        if not reason and variant.train_chunks:
-            yield from _chunk_numbers(name, variant.train_chunks, count)
-
-
-def _per_chunk(variant: VariantParams) -> Iterator[tuple[str, object, int | None]]:
-    """Key, value and length of each per-chunk setting; length is None where any length is valid."""
-    if variant.selection != "uniform":
-        yield "selection", variant.selection, None
-    if variant.train_chunks is not None:
-        yield "train_chunks", variant.train_chunks, None
-    if variant.clip_ranges is not None:
-        yield "clip_ranges", variant.clip_ranges, len(variant.clip_ranges)
-    if variant.chunk_rewards is not None:
-        yield "chunk_rewards", variant.chunk_rewards, len(variant.chunk_rewards)
-
-
-def _chunk_numbers(name: str, chosen: tuple[int, ...], count: int) -> Iterator[Problem]:
-    repeated = any(times > 1 for times in Counter(chosen).values())
-    if repeated or max(chosen) >= count:
-        yield _problem(name, "train_chunks", f"must be numbers from 0 to {count - 1}, each once", chosen)
+            elif key in ("clip_ranges", "chunk_rewards") and len(value) != count:
+                rule = f"must have one entry for each of the {count} chunks of {variant.plan!r}"
+                yield _problem(name, key, rule, value)
+            elif key == "train_chunks" and (len(set(value)) < len(value) or max(value) >= count):
+                yield _problem(name, key, f"must be numbers from 0 to {count - 1}, each once", value)
 
 
 def per_chunk_settings_fit_the_objective(variants: Variants, chunks: ChunksParams) -> Iterator[Problem]:
@@ -106,36 +86,24 @@ def per_chunk_settings_fit_the_objective(variants: Variants, chunks: ChunksParam
         for key in ("clip_ranges", "chunk_rewards"):
             value = getattr(variant, key)
             if value is not None and variant.objective == "step" and not isinstance(plan, StepPlan):
-                yield _problem(
-                    name,
-                    key,
-                    "needs objective: chunk, which has one ratio per chunk of the plan",
-                    value,
-                )
+                rule = "needs objective: chunk, which has one ratio per chunk of the plan"
+                yield _problem(name, key, rule, value)
 
 
 def exponents_have_weights(variants: Variants) -> Iterator[Problem]:
     """Only a weighted draw has an exponent."""
     for name, variant in variants.items():
         if variant.selection == "uniform" and variant.selection_exponent != 1:
-            yield _problem(
-                name,
-                "selection_exponent",
-                "needs a weighted selection, such as selection: weighted",
-                variant.selection_exponent,
-            )
+            rule = "needs a weighted selection, such as selection: weighted"
+            yield _problem(name, "selection_exponent", rule, variant.selection_exponent)
 
 
 def replanning_has_a_rule(variants: Variants, chunks: ChunksParams) -> Iterator[Problem]:
     """Only guided plans are computed from a profile."""
     for name, variant, plan in _planned(variants, chunks):
         if variant.replan_every is not None and not isinstance(plan, GuidedPlan):
-            yield _problem(
-                name,
-                "replan_every",
-                f"needs a plan of kind: guided, which follows the profile; {variant.plan!r} is {plan.kind}",
-                variant.replan_every,
-            )
+            rule = f"needs a plan of kind: guided, which follows the profile; {variant.plan!r} is {plan.kind}"
+            yield _problem(name, "replan_every", rule, variant.replan_every)
 
 
 def windows_fit_the_grid(
@@ -215,12 +183,8 @@ def selection_has_a_choice(
         count, among = _candidates(variant, plan, sampling.num_sde_steps)
         fraction = resolve(variant, sampling, train).fraction
         if int(count * fraction) == count and (count == 1 or variant.fraction is not None):
-            yield _problem(
-                name,
-                "selection",
-                f"must be uniform where every chunk is trained: int({count} * {fraction:g}) = {count} with {among}",
-                variant.selection,
-            )
+            rule = f"must be uniform where every chunk is trained: int({count} * {fraction:g}) = {count} with {among}"
+            yield _problem(name, "selection", rule, variant.selection)
 
 
 def _candidates(variant: VariantParams, plan: PlanParams, num_sde_steps: int) -> tuple[int, str]:
@@ -269,10 +233,9 @@ def forward_processes_need_no_transitions(variants: Variants) -> Iterator[Proble
             yield _problem(name, "nft_beta", "needs likelihood: nft", variant.nft_beta)
         if variant.likelihood == "transition":
             continue
-        if variant.ratio_norm != "none":
-            yield _problem(name, "ratio_norm", "needs likelihood: transition", variant.ratio_norm)
-        if variant.trust_region != "clip":
-            yield _problem(name, "trust_region", "needs likelihood: transition", variant.trust_region)
+        for key, usual in (("ratio_norm", "none"), ("trust_region", "clip")):
+            if (value := getattr(variant, key)) != usual:
+                yield _problem(name, key, "needs likelihood: transition", value)
         if variant.branching is not None:
             yield Problem(
                 ("variants", name, "branching"),
@@ -292,12 +255,13 @@ def controllers_have_settings(variants: Variants, train: TrainParams) -> Iterato
     for name, variant in variants.items():
         if not variant.controlled:
             continue
-        if train.heldout.controller is None:
-            yield _problem(name, "controlled", "needs train.heldout.controller", variant.controlled)
-        if not train.heldout.scorers:
-            yield _problem(name, "controlled", "needs a scorer in train.heldout.scorers", variant.controlled)
-        if train.shard_weights:
-            yield _problem(name, "controlled", "needs train.shard_weights: false", variant.controlled)
+        lacking = {
+            "train.heldout.controller": train.heldout.controller is None,
+            "a scorer in train.heldout.scorers": not train.heldout.scorers,
+            "train.shard_weights: false": train.shard_weights,
+        }
+        for what in (what for what, lacks in lacking.items() if lacks):
+            yield _problem(name, "controlled", f"needs {what}", variant.controlled)
 
 
 def _planned(variants: Variants, chunks: ChunksParams) -> Iterator[tuple[str, VariantParams, PlanParams]]:
