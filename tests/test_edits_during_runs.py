@@ -92,43 +92,29 @@ def results(root: Path) -> dict[str, str]:
     return {path: md5 for path, md5 in outs.items() if not path.startswith(clocks)}
 
 
-EDITS: dict[str, tuple[Change, str, Change]] = {
+EDITS: dict[str, tuple[Change, str, Change, str]] = {
     "a seed, while images are drawn": (
-        put("generate", "base_steps", 2),
-        "generate_base",
-        put("generate", "seed", 2002),
+        *(put("generate", "base_steps", 2), "generate_base"),
+        *(put("generate", "seed", 2002), "generate_base"),
     ),
     "code, while a policy is trained": (
-        put("train", "kl_coef", 0.1),
-        "train@chunk-0",
-        append("chunk_grpo/core/objective.py", "# edited\n"),
+        *(put("train", "kl_coef", 0.1), "train@chunk-0"),
+        *(append("chunk_grpo/core/objective.py", "# edited\n"), "train@chunk-0"),
     ),
     "a rate, before training": (
-        put("sampling", "shift", 2.0),
-        "chunk_boundaries",
-        put("train", "learning_rate", 0.02),
+        *(put("sampling", "shift", 2.0), "chunk_boundaries"),
+        *(put("train", "learning_rate", 0.02), "train@chunk-0"),
     ),
     "code of scores, while the base is scored": (
-        put("generate", "seed", 5),
-        "score_base@vivid",
-        append("chunk_grpo/scorers/base.py", "# edited\n"),
+        *(put("generate", "seed", 5), "score_base@vivid"),
+        *(append("chunk_grpo/scorers/base.py", "# edited\n"), "score_base@vivid"),
     ),
     "another commit, while prompts are encoded": (
-        put("encode", "batch_size", 2),
-        "encode_prompts@profile",
-        other_commit,
+        *(put("encode", "batch_size", 2), "encode_prompts@profile"),
+        *(other_commit, "generate_base"),
     ),
 }
-
-
-DUE = dict(
-    zip(
-        EDITS,
-        ("generate_base", "train@chunk-0", "train@chunk-0", "score_base@vivid", "generate_base"),
-        strict=True,
-    )
-)
-"""A stage that the edit makes due."""
+"""A change, the stage that it makes due and during which the edit comes, the edit, and a stage that this makes due."""
 
 
 @pytest.mark.slow
@@ -137,7 +123,7 @@ DUE = dict(
 def test_result_belongs_to_the_inputs_that_were_read(
     name: str, finished: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    (kept, programs), (first, stage, edit) = finished, EDITS[name]
+    (kept, programs), (first, stage, edit, due) = finished, EDITS[name]
     root = tmp_path / "checkout"
     shutil.copytree(kept, root, symlinks=True)
     first(root)
@@ -146,7 +132,7 @@ def test_result_belongs_to_the_inputs_that_were_read(
     of_first = results(root)
     code, said = repro(root, programs)
     assert code == 0, said[-3000:]
-    assert DUE[name] in ran(said)
+    assert due in ran(said)
     of_second = results(root)
     assert ran(repro(root, programs)[1]) == set()
     # Without DVC's memory: each state from the beginning.

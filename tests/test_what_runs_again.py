@@ -23,19 +23,14 @@ from tests.real_checkout import ROOT, make_checkout, ran
 
 TRAINED = ("train@*", "generate@*", "score@*", "report")
 """Training of every variant, and what depends on it."""
-DRAWN = (
-    "generate_base",
-    "generate@*",
-    "generate_policy@*",
-    "score_base@*",
-    "score@*",
-    "score_policy@*",
-    "report",
-)
+IMAGES = ("generate_base", "generate@*", "generate_policy@*")
+SCORES = ("score_base@*", "score@*", "score_policy@*")
+DRAWN = (*IMAGES, *SCORES, "report")
+CHECKED = ("check_scorers", "try_scorers", "report")
 ENCODED = ("encode_prompts@*", "encode_training@*")
 OF_CHUNK = ("chunk_boundaries", "train@chunk-0", "generate@chunk-0", "score@chunk-*", "report")
 
-OF_OWN = ("check_scorers", "try_scorers", "score_base@own", "score@*-own", "score_policy@*-own", "report")
+OF_OWN = (*CHECKED, "score_base@own", "score@*-own", "score_policy@*-own")
 STALE = ("report", "score@*")
 """Stages that read folders in which outputs of a removed variant, seed, scorer or policy stay."""
 
@@ -70,10 +65,7 @@ ROWS: dict[str, list[Change]] = {
     "`generate.*`, such as `base_steps`": [
         Change(DRAWN, put("generate.seed", 3)),
         # The images of the base, and of a policy with its weights, are the same bytes.
-        Change(
-            ("generate_base", "generate@*", "generate_policy@*", "score@*", "report"),
-            put("generate.base_steps", 2),
-        ),
+        Change((*IMAGES, "score@*", "report"), put("generate.base_steps", 2)),
     ],
     "sizes of a plan in `chunks.plans`": [Change(OF_CHUNK, put("chunks.plans.equal.chunk_size", 1))],
     "a plan that no variant uses": [
@@ -88,14 +80,7 @@ ROWS: dict[str, list[Change]] = {
     "one variant's settings": [Change(OF_CHUNK, put("variants.chunk.fraction", 1.0))],
     "a new training seed": [
         Change(
-            (
-                "prepare_prompts",
-                "encode_training@1",
-                "train@*-1",
-                "generate@*-1",
-                "score@*",
-                "report",
-            ),
+            ("prepare_prompts", "encode_training@1", "train@*-1", "generate@*-1", "score@*", "report"),
             put("train.seeds", [0, 1]),
         )
     ],
@@ -109,7 +94,7 @@ ROWS: dict[str, list[Change]] = {
     ],
     "a new scorer in `scorers`": [
         Change(
-            ("check_scorers", "try_scorers", "score_base@new", "score@*-new", "score_policy@*-new", "report"),
+            (*CHECKED, "score_base@new", "score@*-new", "score_policy@*-new"),
             put("scorers.new", {"kind": "shapes-vivid", "splits": ["eval"], "batch_size": 8}),
         )
     ],
@@ -118,24 +103,15 @@ ROWS: dict[str, list[Change]] = {
         Change((*OF_OWN, "train@*", "generate@*"), put("scorers.own.options.power", 2))
     ],
     "`refusals` of a scorer": [
-        Change(
-            OF_OWN,
-            put("scorers.own.refusals", 0.5),
-        )
+        Change(OF_OWN, put("scorers.own.refusals", 0.5)),
     ],
     "settings of a scorer that affect no score, such as `batch_size`; `executors.*`": [
-        Change(("check_scorers", "try_scorers", "report"), put("scorers.vivid.batch_size", 4)),
-        Change(
-            ("check_scorers", "try_scorers", "report"),
-            put("executors", {"vivid": {"kind": "in-process", "device": "cpu"}}),
-        ),
+        Change(CHECKED, put("scorers.vivid.batch_size", 4)),
+        Change(CHECKED, put("executors", {"vivid": {"kind": "in-process", "device": "cpu"}})),
     ],
     "`train.*`, `rewards`": [
         Change(TRAINED, put("train.kl_coef", 0.1)),
-        Change(
-            ("check_scorers", "try_scorers", "train@*", "generate@*", "report"),
-            put("rewards.own", 1.5),
-        ),  # as above
+        Change((*CHECKED, "train@*", "generate@*"), put("rewards.own", 1.5)),  # as above
     ],
     "a file of the policy in `train.start_from`": [
         # The trained policy is the same bytes.
@@ -179,16 +155,7 @@ ROWS: dict[str, list[Change]] = {
     "a file of the base model": [
         # Embeddings, profile, policies and images are the same bytes.
         Change(
-            (
-                "prepare_prompts",
-                *ENCODED,
-                "profile_l1",
-                "train@*",
-                "generate_base",
-                "generate@*",
-                "generate_policy@*",
-                "report",
-            ),
+            ("prepare_prompts", *ENCODED, "profile_l1", "train@*", *IMAGES, "report"),
             file="model/transformer/notes.txt",
         )
     ],
@@ -199,27 +166,13 @@ ROWS: dict[str, list[Change]] = {
     ],
     "a file of `chunk_grpo/core`": [
         Change(
-            (
-                "profile_l1",
-                "chunk_boundaries",
-                "train@*",
-                "generate_base",
-                "generate@*",
-                "generate_policy@*",
-                "report",
-            ),
+            ("profile_l1", "chunk_boundaries", "train@*", *IMAGES, "report"),
             file="chunk_grpo/core/flow.py",
         )
     ],
     "code of one scorer": [Change(("check_scorers", "report"), file="chunk_grpo/scorers/shapes.py")],
     "code that all scorers share (`base.py`, `reward.py`, …)": [
-        Change(
-            (
-                *("check_scorers", "try_scorers", "train@*"),
-                *("score_base@*", "score@*", "score_policy@*", "report"),
-            ),
-            file="chunk_grpo/scorers/base.py",
-        )
+        Change((*CHECKED, "train@*", *SCORES), file="chunk_grpo/scorers/base.py"),
     ],
     "README, docs, tests, flows, infra": [
         Change((), file="README.md"),

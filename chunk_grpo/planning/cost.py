@@ -103,7 +103,6 @@ class IterationCost:
     """An iteration of training of one variant, for one GPU; held-out evaluations are spread over all iterations."""
 
     variant: str
-    """Name of the variant."""
     counts: IterationCounts
     """States and passes."""
     heldout: float
@@ -113,7 +112,6 @@ class IterationCost:
     traffic: Traffic
     """Bytes received."""
     seconds: Seconds
-    """Seconds of the iteration."""
 
     @property
     def total_flop(self) -> float:
@@ -153,7 +151,6 @@ class StageCost:
     """A stage, or the same stage of several policies."""
 
     name: str
-    """Name of the stage."""
     gpus: int
     """GPUs that it uses."""
     flop: float

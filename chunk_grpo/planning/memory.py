@@ -19,7 +19,6 @@ class Phase:
     """Memory of one phase."""
 
     name: str
-    """Name of the phase."""
     parts: dict[str, float]
     """Bytes by part."""
 

@@ -72,13 +72,11 @@ class Plan:
     iterations: list[IterationCost]
     """Cost of an iteration of each variant."""
     stages: list[StageCost]
-    """Cost of each stage."""
     total: Total
     """Hours and money."""
     memory: list[Phase]
     """Memory of a GPU by phase; training of the variant that takes most."""
     prompts: Prompts
-    """Prompts."""
     storage: Storage
     """Files and host memory."""
     stop_seconds: float

@@ -39,7 +39,6 @@ class Settings:
     params: Params
     """The parameters, for what is a plain number there."""
     model: Checkpoint
-    """Checkpoint."""
     gpus: int
     """GPUs at hand."""
     machines: int

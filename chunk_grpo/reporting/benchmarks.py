@@ -37,9 +37,7 @@ class Judged:
     """A scorer on one of its splits."""
 
     use: ScorerUse
-    """The scorer."""
     split: str
-    """The split."""
     prompts: ScoredPrompts
     """Prompts of the split."""
     left_out: LeftOut
@@ -114,12 +112,9 @@ def split_tables(
     for one in found:
         if one.split != EVAL and one not in shown:
             rest.setdefault(one.split, []).append(one)
+    prompts = {split: Comparisons(book, of_split[0].prompts, settings) for split, of_split in rest.items()}
     return {
-        split: policy_table(
-            Comparisons(book, of_split[0].prompts, settings),
-            settings.drawn,
-            [one.use.name for one in of_split],
-        )
+        split: policy_table(prompts[split], settings.drawn, [one.use.name for one in of_split])
         for split, of_split in rest.items()
     }
 
@@ -128,18 +123,13 @@ def scorers_table(evidence: Evidence, settings: ReportSettings) -> Table:
     """Describe each scorer: scale, and metric, version and identity from the metadata of its scores."""
     rows = []
     for use in settings.measured:
-        spec = json.loads(
-            (evidence.scores[BASE, use.name].table.schema.metadata or {}).get(SCORER_KEY, b"{}")
-        )
-        identity = (str(spec.get("version", "–")), spec.get("spec_hash", "–"))
-        rows.append(
-            text_row(
-                use.name, spec.get("name", "not recorded"), use.scale.text, *identity, ", ".join(use.splits)
-            )
-        )
-    return Table(
-        ("scorer", "metric", "scale, higher is better", "version", "identity", "splits"), tuple(rows)
-    )
+        metadata = evidence.scores[BASE, use.name].table.schema.metadata or {}
+        spec = json.loads(metadata.get(SCORER_KEY, b"{}"))
+        name, identity = spec.get("name", "not recorded"), spec.get("spec_hash", "–")
+        version, splits = str(spec.get("version", "–")), ", ".join(use.splits)
+        rows.append(text_row(use.name, name, use.scale.text, version, identity, splits))
+    heads = ("scorer", "metric", "scale, higher is better", "version", "identity", "splits")
+    return Table(heads, tuple(rows))
 
 
 def _category_table(comparisons: Comparisons, settings: ReportSettings, one: Judged) -> CategoryTable:

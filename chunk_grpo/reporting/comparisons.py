@@ -63,6 +63,11 @@ class PairComparison:
         return self.p_value <= 1 - LEVEL
 
     @property
+    def ordered(self) -> tuple[str, str]:
+        """The higher and the lower one."""
+        return (self.first, self.second) if self.difference.mean > 0 else (self.second, self.first)
+
+    @property
     def lacks_seeds(self) -> bool:
         """Whether the pair has an interval, and too few training seeds for a test."""
         return math.isnan(self.p_value) and self.difference.verdict != "unknown"
@@ -75,28 +80,31 @@ class Comparisons:
         self._book = book
         self._settings = settings
         self.prompts = prompts
+        self._answered: dict[str, ScoredPrompts] = {}
 
     def prompts_of(self, measure: str) -> ScoredPrompts:
         """The prompts that have images to compare on a measure."""
-        return self._book.answered(measure, self.prompts)
+        if measure not in self._answered:
+            self._answered[measure] = self._book.answered(measure, self.prompts)
+        return self._answered[measure]
+
+    def _values(self, policy: str, mode: str, measure: str) -> NDArray[np.float64]:
+        return self._book.values(policy, mode, measure, self.prompts_of(measure).ids)
 
     def base_mean(self, measure: str) -> Interval:
         """Mean of the base over the prompts, with its interval."""
-        prompts = self.prompts_of(measure)
-        return self._interval(self._book.values(BASE, BASE, measure, prompts.ids), prompts)
+        return self._interval(measure, self._values(BASE, BASE, measure))
 
     def against_base(self, variant: str, mode: str, measure: str) -> Comparison:
         """Compare one variant in one mode with the base."""
-        prompts = self.prompts_of(measure)
-        base = self._book.values(BASE, BASE, measure, prompts.ids)
-        values = self._book.values(variant, mode, measure, prompts.ids)
-        difference = values - base
+        values = self._values(variant, mode, measure)
+        difference = values - self._values(BASE, BASE, measure)
         return Comparison(
             variant=variant,
             mode=mode,
             measure=measure,
             mean=float(values.mean()),
-            difference=self._interval(difference, prompts),
+            difference=self._interval(measure, difference),
             per_seed=tuple(float(x) for x in difference.mean(axis=1)),
         )
 
@@ -104,17 +112,13 @@ class Comparisons:
         self, policy: str, mode: str, measure: str, categories: Sequence[str]
     ) -> dict[str, float]:
         """Category to mean over its prompts and the training seeds."""
-        prompts = self.prompts_of(measure)
-        values = self._book.values(policy, mode, measure, prompts.ids)
-        of = np.asarray(prompts.categories)
+        values, of = self._values(policy, mode, measure), np.asarray(self.prompts_of(measure).categories)
         return {category: float(values[:, of == category].mean()) for category in categories}
 
     def overall_against_base(self, variant: str, mode: str, measure: str) -> Interval:
         """Difference from the base of the unweighted mean over categories (GenEval's overall)."""
-        prompts = self.prompts_of(measure)
-        base = self._book.values(BASE, BASE, measure, prompts.ids)
-        values = self._book.values(variant, mode, measure, prompts.ids)
-        return self._interval(values - base, prompts, prompts.categories)
+        difference = self._values(variant, mode, measure) - self._values(BASE, BASE, measure)
+        return self._interval(measure, difference, self.prompts_of(measure).categories)
 
     def between_policies(self, measure: str) -> list[PairComparison]:
         """Compare every pair of compared policies on one measure, tuned.
@@ -124,8 +128,7 @@ class Comparisons:
         """
         names = self._settings.compared
         seeds = {v: self._book.train_seeds(v, "tuned", measure) for v in names}
-        prompts = self.prompts_of(measure)
-        values = {v: self._book.values(v, "tuned", measure, prompts.ids) for v in names}
+        values = {v: self._values(v, "tuned", measure) for v in names}
         found = []
         for second, first in combinations(names, 2):
             if len({seeds[first], seeds[second], UNTRAINED} - {UNTRAINED}) > 1:
@@ -133,7 +136,7 @@ class Comparisons:
                     f"scores of {first!r} have the training seeds {list(seeds[first])}, scores of {second!r} have "
                     f"{list(seeds[second])}; variants are compared on the same `train.seeds`: train both again"
                 )
-            found.append((first, second, self._interval(values[first] - values[second], prompts)))
+            found.append((first, second, self._interval(measure, values[first] - values[second])))
         corrected = holm(
             [
                 interval.p_value if seeds[first] == seeds[second] == UNTRAINED else interval.pair_p_value
@@ -146,9 +149,9 @@ class Comparisons:
         ]
 
     def _interval(
-        self, values: NDArray[np.float64], prompts: ScoredPrompts, strata: Sequence[str] | None = None
+        self, measure: str, values: NDArray[np.float64], strata: Sequence[str] | None = None
     ) -> Interval:
-        return crossed_interval(values, strata, prompts.captions)
+        return crossed_interval(values, strata, self.prompts_of(measure).captions)
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -196,9 +199,12 @@ def prompts_text(interval: Interval) -> str:
 
 def effects_text(found: Sequence[Comparison]) -> str:
     """Describe differences from the base: variant by variant, or as a summary if there are many."""
+    intervals = [(c.variant, c.difference) for c in found]
     if len(found) > MANY:
-        return _summed_up([(c.variant, c.difference) for c in found])
-    return "; ".join(f"{c.variant} {_effect(c.difference)}" for c in found)
+        return _summed_up(intervals)
+    return "; ".join(
+        f"{name} {_WORDS[i.verdict]}, {difference_text(i)} ({interval_text(i)})" for name, i in intervals
+    )
 
 
 def verdicts_text(found: Sequence[Comparison]) -> str:
@@ -209,10 +215,6 @@ def verdicts_text(found: Sequence[Comparison]) -> str:
     for c in found:
         groups.setdefault(_WORDS[c.difference.verdict], []).append(c.variant)
     return "; ".join(f"{word} for {_listed(names)}" for word, names in groups.items())
-
-
-def _effect(interval: Interval) -> str:
-    return f"{_WORDS[interval.verdict]}, {difference_text(interval)} ({interval_text(interval)})"
 
 
 def _summed_up(found: Sequence[tuple[str, Interval]]) -> str:
@@ -295,7 +297,7 @@ def order_sentences(pairs: Mapping[str, Sequence[PairComparison]]) -> list[str]:
         if not shown:
             quiet.append(measure)
             continue
-        parts = [f"{_higher(p)} above {_lower(p)}" for p in shown]
+        parts = [f"{p.ordered[0]} above {p.ordered[1]}" for p in shown]
         rest = "" if len(shown) == len(found) else " For the other pairs no difference is shown."
         sentences.append(f"Tuned, {measure}: {_listed(parts)}.{rest}")
     if quiet:
@@ -314,14 +316,6 @@ def _too_few_seeds(seeds: int) -> str:
 def with_first(pairs: Sequence[PairComparison]) -> list[PairComparison]:
     """The pairs that contain the first variant."""
     return [p for p in pairs if p.second == pairs[0].second]
-
-
-def _higher(pair: PairComparison) -> str:
-    return pair.first if pair.difference.mean > 0 else pair.second
-
-
-def _lower(pair: PairComparison) -> str:
-    return pair.second if pair.difference.mean > 0 else pair.first
 
 
 def _order_of_many(measure: str, pairs: Sequence[PairComparison]) -> str:

@@ -27,10 +27,10 @@ from chunk_grpo.reporting.comparisons import (
 from chunk_grpo.reporting.evidence import (
     BASE,
     REWARD,
+    Drawn,
     Evidence,
     ReportSettings,
     ScoreBook,
-    ScoredPrompts,
     Source,
     TrainingSettings,
     prompts_of,
@@ -80,7 +80,8 @@ class Content:
         self.drawn = settings.only(evidence.images)
         self.scored = self.drawn.only(evidence.scored)
         self.waiting = _waiting(evidence, settings, self.drawn, self.scored)
-        book, texts = ScoreBook(evidence.scores, settings.rewards), _texts(evidence)
+        book, asked = ScoreBook(evidence.scores, settings.rewards), evidence.prompts.table
+        texts = dict(zip(asked["prompt_id"].to_pylist(), asked["prompt"].to_pylist(), strict=True))
         of_scores = not _OF_SCORES.isdisjoint(self.sections)
         if of_scores or "images" in self.sections:
             rated = settings.scorers if of_scores and self.drawn == self.scored else ()
@@ -98,8 +99,13 @@ class Content:
 
     def _compare(self, evidence: Evidence, book: ScoreBook, texts: Mapping[str, str]) -> None:
         """Comparisons on the held-out prompts, in the order of the tables."""
-        settings = self.scored
-        prompts = _held_out(book, evidence.prompts, settings.scorers[0])
+        settings, source = self.scored, evidence.prompts
+        prompts = book.prompt_set(source, EVAL, settings.scorers[0])
+        if prompts is None:
+            raise DataError(
+                f"{source.path}: no prompt with split=eval was scored for the base; the report "
+                "compares policies on these prompts: run the generate and score stages again"
+            )
         main = Comparisons(book, prompts, settings)
         measures = (REWARD, *settings.scorers)
         shown = settings.measures
@@ -201,22 +207,6 @@ def _waiting(
     }
 
 
-def _held_out(book: ScoreBook, source: Source, scorer: str) -> ScoredPrompts:
-    prompts = book.prompt_set(source, EVAL, scorer)
-    if prompts is None:
-        raise DataError(
-            f"{source.path}: no prompt with split=eval was scored for the base; the report "
-            "compares policies on these prompts: run the generate and score stages again"
-        )
-    return prompts
-
-
-def _texts(evidence: Evidence) -> dict[str, str]:
-    """Prompt id to prompt."""
-    table = evidence.prompts.table
-    return dict(zip(table["prompt_id"].to_pylist(), table["prompt"].to_pylist(), strict=True))
-
-
 def _grids(
     evidence: Evidence,
     settings: ReportSettings,
@@ -228,7 +218,7 @@ def _grids(
     chosen = gallery.choose_prompts(prompts, settings.grid_prompts, settings.seed)
     grids = []
     for number, variants in enumerate(gallery.grid_variants(settings.compared), start=1):
-        columns = gallery.grid_columns(settings.drawn_of(variants))
+        columns = (Drawn(BASE, BASE), *settings.drawn_of(variants))
         images = {p: gallery.first_images(p, evidence.images[p], chosen) for p in (BASE, *variants)}
         rows = gallery.grid_rows(chosen, columns, images, texts, book, scorers)
         grids.append(gallery.grid_of("grid" if number == 1 else f"grid-{number}", variants, columns, rows))

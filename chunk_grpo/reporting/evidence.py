@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,13 +24,18 @@ BASE = "base"
 MODES = ("tuned", "hybrid")
 GIVEN = ("tuned",)
 """Modes of images that were made elsewhere."""
-Drawn = tuple[str, str]
-"""(policy, mode) of images."""
 REWARD = "training reward"
 """The weighted sum of the reward scorers, as a measure beside the scorers themselves."""
 
 Sample = tuple[str, int]
 """(prompt_id, sample)."""
+
+
+class Drawn(NamedTuple):
+    """Images of a policy in a mode."""
+
+    policy: str
+    mode: str
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,6 @@ class ScorerUse:
     """A scorer of params.yaml."""
 
     name: str
-    """Name of the scorer."""
     kind: str
     """Kind of the scorer; geneval-graded for GenEval with graded rewards, which no benchmark publishes."""
     splits: tuple[str, ...]
@@ -91,7 +96,6 @@ class ReportSettings:
     title: str
     """Heading of the page."""
     preset: str
-    """Name of the preset."""
     model: str
     """Checkpoint of the base, with its revision."""
     variants: tuple[str, ...]
@@ -109,7 +113,6 @@ class ReportSettings:
     prompt_kinds: Mapping[str, PromptKind]
     """Split to the source of its prompts."""
     training: TrainingSettings
-    """Training settings."""
     num_steps: int
     """ODE steps of the evaluation images."""
     base_steps: int
@@ -153,7 +156,7 @@ class ReportSettings:
 
     def drawn_of(self, names: Iterable[str]) -> tuple[Drawn, ...]:
         """The images of some compared policies."""
-        return tuple((name, mode) for name in names for mode in self.policies.get(name, MODES))
+        return tuple(Drawn(name, mode) for name in names for mode in self.policies.get(name, MODES))
 
     @property
     def scorers(self) -> tuple[str, ...]:

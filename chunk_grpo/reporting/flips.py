@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chunk_grpo.reporting.evidence import BASE, Evidence, ReportSettings, ScoreBook, ScoredPrompts
-from chunk_grpo.reporting.gallery import Column, GridRow, first_images, grid_rows
+from chunk_grpo.reporting.evidence import BASE, Drawn, Evidence, ReportSettings, ScoreBook, ScoredPrompts
+from chunk_grpo.reporting.gallery import GridRow, first_images, grid_rows
 
 RIGHT, WRONG = 1.0, 0.0
 SHOWN = 4
@@ -48,7 +48,7 @@ def flips_of(
 ) -> Flips | None:
     """Flips of the last variant, or None if no scorer of the eval split, `prompts`, has scores of 0 and 1 alone."""
     variant = settings.variants[-1]
-    columns = (Column(BASE, BASE), Column(variant, "tuned"))
+    columns = (Drawn(BASE, BASE), Drawn(variant, "tuned"))
     for scorer in settings.scorers:
         before, after = (_first_scores(book, column, scorer, prompts) for column in columns)
         if {*before.values(), *after.values()} <= {RIGHT, WRONG}:
@@ -68,7 +68,7 @@ def flips_of(
     return Flips(scorer, variant, len(both), len(won), len(lost), rows(won), rows(lost))
 
 
-def _first_scores(book: ScoreBook, column: Column, scorer: str, prompts: ScoredPrompts) -> dict[str, float]:
+def _first_scores(book: ScoreBook, column: Drawn, scorer: str, prompts: ScoredPrompts) -> dict[str, float]:
     """Score of sample 0 of each prompt, of the lowest training seed; without prompts of which any is refused."""
     seed = book.train_seeds(column.policy, column.mode, scorer)[0]
     samples = book.samples(scorer, prompts.ids)

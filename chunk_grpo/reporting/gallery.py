@@ -41,14 +41,6 @@ HEADER, LABEL, GAP = 44, 26, 8
 
 
 @dataclass(frozen=True)
-class Column:
-    """One column of the grid: a policy in a mode."""
-
-    policy: str
-    mode: str
-
-
-@dataclass(frozen=True)
 class PictureScore:
     """Score of one image."""
 
@@ -105,7 +97,7 @@ class Grid:
     """Name of its file without suffix."""
     variants: tuple[str, ...]
     """The compared policies."""
-    columns: tuple[Column, ...]
+    columns: tuple[Drawn, ...]
     """The base, then the images of each compared policy."""
     changed: tuple[GridRow, ...]
     """Prompts with a visible change in any column, the most changed first."""
@@ -117,7 +109,7 @@ class Grid:
         return [column.mode for column in self.columns if column.policy == variant]
 
 
-def grid_of(name: str, variants: Sequence[str], columns: Sequence[Column], rows: Sequence[GridRow]) -> Grid:
+def grid_of(name: str, variants: Sequence[str], columns: Sequence[Drawn], rows: Sequence[GridRow]) -> Grid:
     """A grid of some rows in any order."""
     order = sorted(rows, key=lambda row: -row.change)
     changed = tuple(row for row in order if row.change >= VISIBLE)
@@ -128,11 +120,6 @@ def grid_variants(variants: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """The compared policies of each grid: all in one grid, or if there are many, as many as fit the page width."""
     size = GRID_VARIANTS if is_crowded(variants) else len(variants)
     return tuple(tuple(variants[first : first + size]) for first in range(0, len(variants), size))
-
-
-def grid_columns(drawn: Sequence[Drawn]) -> tuple[Column, ...]:
-    """Columns of a grid: base, then the images of the compared policies."""
-    return (Column(BASE, BASE), *(Column(policy, mode) for policy, mode in drawn))
 
 
 def choose_prompts(prompts: ScoredPrompts, count: int, seed: int) -> tuple[str, ...]:
@@ -159,7 +146,7 @@ def first_images(policy: str, path: str, prompt_ids: Sequence[str]) -> Source:
 
 def grid_rows(
     chosen: Sequence[str],
-    columns: Sequence[Column],
+    columns: Sequence[Drawn],
     images: Mapping[str, Source],
     texts: Mapping[str, str],
     book: ScoreBook,
@@ -173,7 +160,7 @@ def grid_rows(
     rows = []
     for prompt_id in chosen:
         pictures, of_base = [], [math.nan] * len(scorers)
-        first = _first_image(images[BASE], Column(BASE, BASE), prompt_id)
+        first = _first_image(images[BASE], Drawn(BASE, BASE), prompt_id)
         for column in columns:
             path, found = images[column.policy].path, _first_image(images[column.policy], column, prompt_id)
             if found["seed"] != first["seed"]:
@@ -201,7 +188,7 @@ def short_labels(scorers: Sequence[str]) -> tuple[str, ...]:
     return tuple(scorers)
 
 
-def grid_png(rows: Sequence[GridRow], columns: Sequence[Column]) -> bytes:
+def grid_png(rows: Sequence[GridRow], columns: Sequence[Drawn]) -> bytes:
     """The grid as one PNG for the Markdown, at twice the display size."""
     width = GAP + len(columns) * (TILE + GAP)
     height = HEADER + len(rows) * (LABEL + TILE + GAP)
@@ -224,7 +211,7 @@ def grid_png(rows: Sequence[GridRow], columns: Sequence[Column]) -> bytes:
     return out.getvalue()
 
 
-def _first_image(source: Source, column: Column, prompt_id: str) -> dict[str, Any]:
+def _first_image(source: Source, column: Drawn, prompt_id: str) -> dict[str, Any]:
     """The row of the lowest training seed and sample."""
     table = source.table
     wanted = pc.and_(

@@ -135,7 +135,11 @@ def read_evidence(at: Layout, settings: ReportSettings, *, partial: bool = False
     return Evidence(
         prompts=read_source(at.prompts, "prompts"),
         profile=read_source(at.profile, "l1_profile") if there(at.profile) else None,
-        plans={name: read_plan(name, path) for name, path in plans.items() if there(path)},
+        plans={
+            name: read_source(path, "chunk_plan", {"plan": name})
+            for name, path in plans.items()
+            if there(path)
+        },
         metrics={variant: read_metrics(variant, paths) for variant, paths in metrics.items() if paths},
         scores={
             (p, use.name): read_scores(p, use, at.scored(p, use.name))
@@ -150,11 +154,6 @@ def read_evidence(at: Layout, settings: ReportSettings, *, partial: bool = False
 def read_source(path: Location, schema: SchemaName, of: Mapping[str, object] | None = None) -> Source:
     """A table with its path; `of` and errors as in `read_table`."""
     return Source(str(path), read_table(path, schema, of))
-
-
-def read_plan(name: str, path: Location) -> Source:
-    """A chunk plan; errors as `read_evidence`."""
-    return read_source(path, "chunk_plan", {"plan": name})
 
 
 def read_scores(policy: str, use: ScorerUse, path: Location) -> Source:

@@ -17,9 +17,9 @@ from chunk_grpo.reporting import figures, palette, paper, plots, tables
 from chunk_grpo.reporting.benchmarks import EVAL
 from chunk_grpo.reporting.comparisons import FROM_BASE, NO_BREAK, prompts_text, with_first
 from chunk_grpo.reporting.content import REWARD_METRICS, SECTIONS, Content, Curves
-from chunk_grpo.reporting.evidence import BASE, REWARD, Evidence, ReportSettings
+from chunk_grpo.reporting.evidence import BASE, REWARD, Drawn, Evidence, ReportSettings
 from chunk_grpo.reporting.figures import Draw
-from chunk_grpo.reporting.gallery import VISIBLE, Column, grid_png
+from chunk_grpo.reporting.gallery import VISIBLE, grid_png
 from chunk_grpo.reporting.markdown import escaped
 from chunk_grpo.reporting.reward_hacking import watched
 from chunk_grpo.reporting.series import csv_text, curve_rows
@@ -118,7 +118,10 @@ def render(
         "svgs": svgs,
         "is_page": is_page,
         "paper": paper,
-        "chip_class": partial(_chip_class, variants),
+        # A variant's mark is a coloured square, or a piece of its line if colours repeat.
+        "chip_class": lambda v: (
+            f"chip line dash-{palette.variant_dash(variants, v)}" if palette.is_crowded(variants) else "chip"
+        ),
         "colours": {v: f"var(--variant-{palette.variant_index(variants, v)})" for v in variants},
         "light": palette.VARIANT_COLOURS,
         "dark": palette.VARIANT_COLOURS_DARK,
@@ -171,7 +174,7 @@ def grid_pictures(content: Content) -> dict[str, bytes]:
     parts |= {f"{grid.name}-unchanged": (grid, grid.unchanged) for grid in grids}
     found = {f"{name}.png": grid_png(rows, grid.columns) for name, (grid, rows) in parts.items() if rows}
     if "answer" in content.sections and content.flips is not None:
-        columns = (Column(BASE, BASE), Column(content.flips.variant, "tuned"))
+        columns = (Drawn(BASE, BASE), Drawn(content.flips.variant, "tuned"))
         for name, shown in (("won", content.flips.won_rows), ("lost", content.flips.lost_rows)):
             found |= {f"{name}.png": grid_png(shown, columns)} if shown else {}
     return found
@@ -225,14 +228,9 @@ def curve_figure(
     stretch = CROWDED_STRETCH if palette.is_crowded(variants) else 1.0
     panels: list[tuple[Draw, str]] = []
     for metric, by_variant in curves.items():
-        draw = partial(
-            plots.draw_curves,
-            curves=by_variant,
-            variants=variants,
-            title=titles[metric],
-            limit=limits.get(metric),
-        )
-        panels.append((draw, f"Line chart by iteration{where}: {titles[metric]}; one line per variant."))
+        title, limit = titles[metric], limits.get(metric)
+        draw = partial(plots.draw_curves, curves=by_variant, variants=variants, title=title, limit=limit)
+        panels.append((draw, f"Line chart by iteration{where}: {title}; one line per variant."))
     return Figure(panels, (width, height * stretch), min(len(panels), 3))
 
 
@@ -285,12 +283,21 @@ def plot_files(content: Content) -> dict[str, str]:
         for sampler, curve in (("sde", content.sde), ("ode", content.ode))
         for i, row in enumerate(curve_rows((sampler,), curve))
     ]
-    by_iteration = ("variant", "metric", "iteration", *band)
+
+    def by_iteration(curves: Curves) -> str:
+        rows = (
+            row
+            for metric, by_variant in curves.items()
+            for variant, curve in by_variant.items()
+            for row in curve_rows((variant, metric), curve)
+        )
+        return csv_text(("variant", "metric", "iteration", *band), rows)
+
     return {
         "plots/l1_profile.csv": csv_text(("sampler", "step", "t", *band), l1),
-        "plots/reward_curves.csv": csv_text(by_iteration, _rows(content.rewards)),
-        "plots/training.csv": csv_text(by_iteration, _rows(content.training)),
-        "plots/watched.csv": csv_text(by_iteration, _rows(content.watched)),
+        "plots/reward_curves.csv": by_iteration(content.rewards),
+        "plots/training.csv": by_iteration(content.training),
+        "plots/watched.csv": by_iteration(content.watched),
         "plots/how_trained.csv": csv_text([f.name for f in fields(Trained)], map(astuple, content.trained)),
         "plots/chunk_draws.csv": csv_text(
             ("variant", *(f.name for f in fields(ChunkUse))),
@@ -311,24 +318,8 @@ def plot_files(content: Content) -> dict[str, str]:
     }
 
 
-def _rows(curves: Curves) -> list[tuple[object, ...]]:
-    return [
-        row
-        for metric, by_variant in curves.items()
-        for variant, curve in by_variant.items()
-        for row in curve_rows((variant, metric), curve)
-    ]
-
-
 def _ends(interval: Interval) -> tuple[float, float, float]:
     return interval.mean, interval.low, interval.high
-
-
-def _chip_class(variants: Sequence[str], variant: str) -> str:
-    """CSS class of a variant's mark: a coloured square, or a piece of its line if colours repeat."""
-    if not palette.is_crowded(variants):
-        return "chip"
-    return f"chip line dash-{palette.variant_dash(variants, variant)}"
 
 
 def _key(measure: str) -> str:
@@ -336,11 +327,7 @@ def _key(measure: str) -> str:
 
 
 def _interval(interval: Interval) -> dict[str, object]:
-    return {
-        "difference": _rounded(interval.mean),
-        "low": _rounded(interval.low),
-        "high": _rounded(interval.high),
-    }
+    return dict(zip(("difference", "low", "high"), map(_rounded, _ends(interval)), strict=True))
 
 
 def _rounded(value: float) -> float | None:

@@ -71,15 +71,8 @@ def _draw_ticks(axes: Axes, guided: Sequence[Chunk], bottom: float) -> None:
     edges = [chunk.first_step - 0.5 for chunk in guided] + [last.first_step + last.num_steps - 0.5]
     axes.hlines(bottom / 2, edges[0], edges[-1], color=MUTED, linewidth=1)
     axes.vlines(edges, bottom * 0.8, bottom * 0.2, color=MUTED, linewidth=1.6)
-    axes.annotate(
-        "guided",
-        (edges[-1], bottom / 2),
-        (6, 0),
-        textcoords="offset points",
-        va="center",
-        color=MUTED,
-        fontsize=8,
-    )
+    end = (edges[-1], bottom / 2)
+    axes.annotate("guided", end, (6, 0), textcoords="offset points", va="center", color=MUTED, fontsize=8)
 
 
 def draw_curves(
@@ -129,14 +122,8 @@ def draw_differences(axes: Axes, rows: Sequence[Comparison], variants: Sequence[
         for place, row in enumerate(rows):
             places.setdefault(row.variant, []).append(place)
         axes.set_yticks([sum(found) / len(found) for found in places.values()], list(places))
-        axes.hlines(
-            [found[-1] + 0.64 for found in places.values()][:-1],
-            0,
-            1,
-            transform=axes.get_yaxis_transform(),
-            color=GRID,
-            linewidth=0.8,
-        )
+        edges = [found[-1] + 0.64 for found in places.values()][:-1]
+        axes.hlines(edges, 0, 1, transform=axes.get_yaxis_transform(), color=GRID, linewidth=0.8)
     else:
         axes.set_yticks(range(len(rows)), [f"{row.variant}, {row.mode}" for row in rows])
     axes.tick_params(axis="y", labelcolor=INK)
@@ -156,17 +143,8 @@ def draw_legend(axes: Axes, variants: Sequence[str]) -> None:
     """Draw the legend of the variants for the Markdown figures; the HTML page has its own legend."""
     crowded = is_crowded(variants)
     width = 1.8 if crowded else 3  # dashes scale with the line width
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=variant_colour(variants, v),
-            linestyle=line_style(variants, v),
-            linewidth=width,
-            label=v,
-        )
-        for v in variants
-    ]
+    looks = [(v, variant_colour(variants, v), line_style(variants, v)) for v in variants]
+    handles = [Line2D([], [], color=c, linestyle=s, linewidth=width, label=v) for v, c, s in looks]
     if not crowded:
         axes.legend(handles=handles, loc="center left", ncols=len(handles), borderaxespad=0)
         return

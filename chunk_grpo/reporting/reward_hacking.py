@@ -5,7 +5,7 @@ All metrics here are optional: artifacts of earlier versions lack them, and the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from chunk_grpo.reporting.comparisons import signed
@@ -25,7 +25,6 @@ class Ending:
     """Last and best iterations of a variant's runs, one number per training seed."""
 
     variant: str
-    """Name of the variant."""
     last: tuple[int, ...]
     """Last iteration of each run."""
     best: tuple[int | None, ...]
@@ -108,11 +107,10 @@ def _ending(variant: str, source: Source, training: TrainingSettings) -> Ending:
     for of_metric in values.values():
         for seed, iteration in of_metric:
             last[seed] = max(iteration, last.get(seed, 0))
-    decisive = values.get(training.decisive, {})
+    best: dict[int, tuple[float, int]] = {}
+    for (seed, iteration), value in values.get(training.decisive, {}).items():
+        best[seed] = max((value, -iteration), best.get(seed, (value, -iteration)))
     seeds = sorted(last)
-    return Ending(variant, tuple(last[seed] for seed in seeds), tuple(_best(decisive, s) for s in seeds))
-
-
-def _best(scores: Mapping[tuple[int, int], float], seed: int) -> int | None:
-    measured: Sequence[tuple[float, int]] = [(value, -at) for (of, at), value in scores.items() if of == seed]
-    return -max(measured)[1] if measured else None
+    return Ending(
+        variant, tuple(last[s] for s in seeds), tuple(-best[s][1] if s in best else None for s in seeds)
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -40,7 +40,6 @@ class Setting:
     settings: ReportSettings
     """Variants, scorers and rewards."""
     book: ScoreBook
-    """The scores."""
     prompts: ScoredPrompts
     """Held-out prompts that were scored."""
 
@@ -126,20 +125,15 @@ def settings_compared(settings: Sequence[Setting]) -> str:
 
 
 def _differences(first: Setting, second: Setting, variant: str) -> Mapping[str, Interval]:
+    """Differences on the measures that mean the same in both, of trainings with the same seeds."""
+    same_reward = first.settings.rewards == second.settings.rewards
     return {
         measure: _difference(first, second, variant, measure)
-        for measure in _measures(first, second)
+        for measure in first.settings.measures
+        if measure in second.settings.measures and (measure != REWARD or same_reward)
         if first.book.train_seeds(variant, "tuned", measure)
         == second.book.train_seeds(variant, "tuned", measure)
     }
-
-
-def _measures(first: Setting, second: Setting) -> Iterator[str]:
-    """Measures that mean the same in both."""
-    same_reward = first.settings.rewards == second.settings.rewards
-    for measure in first.settings.measures:
-        if measure in second.settings.measures and (measure != REWARD or same_reward):
-            yield measure
 
 
 def _difference(first: Setting, second: Setting, variant: str, measure: str) -> Interval:
@@ -153,9 +147,9 @@ def _difference(first: Setting, second: Setting, variant: str, measure: str) -> 
 def _cells(intervals: Sequence[Interval | None]) -> list[Cell]:
     """Cells of a column; bold where the corrected p-value shows a difference."""
     p_values = iter(holm([each.pair_p_value for each in intervals if each is not None]))
-    return [Cell("") if each is None else _cell(each, next(p_values)) for each in intervals]
-
-
-def _cell(interval: Interval, p_value: float) -> Cell:
-    text = f"{difference_text(interval)} ({interval_text(interval)})"
-    return Cell(text, strong=p_value <= 1 - LEVEL)
+    return [
+        Cell("")
+        if each is None
+        else Cell(f"{difference_text(each)} ({interval_text(each)})", strong=next(p_values) <= 1 - LEVEL)
+        for each in intervals
+    ]

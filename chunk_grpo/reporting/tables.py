@@ -69,7 +69,6 @@ class Row:
     """One row."""
 
     head: str
-    """Name of the row."""
     cells: tuple[Cell, ...]
     """One cell for each value column."""
     variant: str = ""

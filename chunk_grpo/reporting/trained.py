@@ -26,7 +26,6 @@ class Trained:
     """
 
     variant: str
-    """Name of the variant."""
     images: int
     """Images drawn per iteration."""
     trained_items: float | None

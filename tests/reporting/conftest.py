@@ -14,7 +14,7 @@ import yaml
 from PIL import Image, ImageDraw
 
 from chunk_grpo.artifacts import SchemaName, table_from_rows, write_json, write_table
-from chunk_grpo.reporting.evidence import Source
+from chunk_grpo.reporting.evidence import Source, TrainingSettings
 from stages import report
 from stages._stage import run_stage
 
@@ -265,6 +265,18 @@ def write_run(
     params["train"]["heldout"]["scorers"] = ["shapes-exact"]
     params_file.write_text(json.dumps(params))
     return Run(root)
+
+
+def training_settings(**changes: Any) -> TrainingSettings:
+    """Settings of the training of a variant v, with changes."""
+    values = {"iterations": 2, "images": {"v": 32}, "clip_ranges": {"v": (1e-4, 4e-4)}, "unseen": ()}
+    values |= {
+        "decisive": "heldout_reward",
+        "keeps_best": False,
+        "single_chunks": False,
+        "chunk_rewards": False,
+    }
+    return TrainingSettings(**values | changes)
 
 
 def metrics_source(*rows: tuple[int, int, str, float]) -> Source:

@@ -16,8 +16,8 @@ from chunk_grpo.reporting.comparisons import (
     order_sentences,
     with_first,
 )
-from chunk_grpo.reporting.evidence import MODES, REWARD
-from chunk_grpo.reporting.gallery import grid_columns, grid_variants
+from chunk_grpo.reporting.evidence import REWARD
+from chunk_grpo.reporting.gallery import grid_variants
 from chunk_grpo.reporting.series import Curve
 from chunk_grpo.reporting.statistics import Interval
 
@@ -86,7 +86,6 @@ def test_grids_of_many_take_four_variants_each() -> None:
     found = grid_variants(NAMES)
     assert [len(part) for part in found] == [4, 4, 4, 4, 4, 4, 3]
     assert tuple(name for part in found for name in part) == NAMES
-    assert len(grid_columns([(name, mode) for name in found[0] for mode in MODES])) == 9
 
 
 def test_many_effects_are_counted() -> None:

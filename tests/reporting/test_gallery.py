@@ -6,9 +6,8 @@ from PIL import Image
 
 from chunk_grpo.artifacts import table_from_rows
 from chunk_grpo.errors import DataError
-from chunk_grpo.reporting.evidence import ScoreBook, ScoredPrompts, Source
+from chunk_grpo.reporting.evidence import Drawn, ScoreBook, ScoredPrompts, Source
 from chunk_grpo.reporting.gallery import (
-    Column,
     GridRow,
     PictureScore,
     choose_prompts,
@@ -18,7 +17,7 @@ from chunk_grpo.reporting.gallery import (
 )
 
 PROMPTS = ScoredPrompts(tuple("abcdefgh"), ("x", "x", "x", "x", "x", "y", "y", "z"), tuple("ABCDEFGH"))
-COLUMNS = (Column("base", "base"), Column("v", "tuned"))
+COLUMNS = (Drawn("base", "base"), Drawn("v", "tuned"))
 
 
 def png(size: int) -> bytes:

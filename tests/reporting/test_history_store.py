@@ -129,9 +129,7 @@ def test_an_evaluation_that_comes_late_takes_its_place_in_time(
 def test_a_foreign_or_unreadable_history_stays_as_it_is(nights: list[Measured], tmp_path: Path) -> None:
     path = tmp_path / "tiny" / "history.parquet"
     write_text("notes of somebody", path)
-    with pytest.raises(
-        DataError, match=r"history\.parquet: corrupt, .*\. Restore it from a copy, or move it away to begin"
-    ):
+    with pytest.raises(DataError, match=r"history\.parquet: corrupt, .*\. Restore it from a copy, or move"):
         record(tmp_path, nights[0])
     assert path.read_text() == "notes of somebody"
     pq.write_table(nights[0].prompts.replace_schema_metadata({}), path)
@@ -147,9 +145,7 @@ def test_missing_means_of_reference_are_an_error(nights: list[Measured], tmp_pat
     record(tmp_path, nights[0])
     (tmp_path / "tiny" / "evaluations" / "night-0.parquet").unlink()
     before = (tmp_path / "tiny" / "history.parquet").read_bytes()
-    with pytest.raises(
-        DataError, match=r"evaluations/night-0\.parquet: no such file; scores are compared with"
-    ):
+    with pytest.raises(DataError, match=r"evaluations/night-0\.parquet: no such file; scores are compared"):
         record(tmp_path, nights[2])
     assert (tmp_path / "tiny" / "history.parquet").read_bytes() == before
 

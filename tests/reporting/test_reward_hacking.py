@@ -5,22 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from chunk_grpo.reporting.evidence import TrainingSettings
 from chunk_grpo.reporting.reward_hacking import Ending, conclusion, endings, watched_curves
 from chunk_grpo.reporting.series import Curve
 from chunk_grpo.reporting.training_tables import endings_table
-from tests.reporting.conftest import metrics_source
+from tests.reporting.conftest import metrics_source, training_settings
 
-SETTINGS = TrainingSettings(
-    iterations=10,
-    images={"v": 32, "w": 32},
-    clip_ranges={"v": (1e-4,), "w": (1e-4,)},
-    unseen=("exact",),
-    decisive="heldout/exact",
-    keeps_best=False,
-    single_chunks=False,
-    chunk_rewards=False,
-)
+SETTINGS = training_settings(iterations=10, unseen=("exact",), decisive="heldout/exact")
 
 
 def run(seed: int, scores: dict[int, float], last: int) -> list[tuple[int, int, str, float]]:

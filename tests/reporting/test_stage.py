@@ -84,12 +84,6 @@ def test_page_and_markdown_have_the_same_parts(files: dict[str, bytes]) -> None:
     assert html.count("<summary>") == markdown.count("<summary>")
 
 
-def test_equal_plans_are_shown_once(small: Run) -> None:
-    table = table_from_rows(plan_rows("guided", (2, 3, 4, 7)), "chunk_plan")
-    write_table(table, small.root / "chunks" / "guided.parquet", "chunk_plan")
-    assert small.build()["report.md"].count(b"| chunk | size |") == 1
-
-
 def test_markdown_links_its_pictures(files: dict[str, bytes]) -> None:
     pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", files["report.md"].decode())
     assert sorted(pictures) == sorted(name for name in files if name.endswith(".png"))
@@ -131,16 +125,17 @@ class Active(HTMLParser):
         self.found |= {tag, *(str(value) for name, value in attrs if name in ("src", "href"))}
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_texts_of_users_are_texts_in_page_and_markdown(small: Run, text: str) -> None:
+@pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.slow) for turn in (1, 2))])
+def test_texts_of_users_are_texts_in_page_and_markdown(small: Run, turn: int) -> None:
     """Titles, categories, paths and settings come from users and from prompt files."""
+    texts = (*HOSTILE[turn:], *HOSTILE[:turn])
     rows = read_table(small.root / PROMPTS, "prompts").to_pylist()
     for row in rows:
-        row["category"] = text if row["category"] == "colors" else row["category"]
+        row["category"] = texts[0] if row["category"] == "colors" else row["category"]
     write_table(table_from_rows(rows, "prompts"), small.root / PROMPTS, "prompts")
 
     def change(params: dict[str, Any]) -> None:
-        params["report"]["title"], params["composed_from"] = text, text
+        params["report"]["title"], params["composed_from"] = texts[1:]
 
     small.change_params(change)
     files = small.build()
@@ -154,21 +149,24 @@ def test_texts_of_users_are_texts_in_page_and_markdown(small: Run, text: str) ->
     assert files["index.html"].count(b"Content-Security-Policy") == 1
 
 
-def test_default_title_names_checkpoint_and_reward(small: Run) -> None:
+def test_default_title_equal_plans_and_no_wise_prompts(small: Run) -> None:
+    """The title names checkpoint and reward; equal plans are shown once; a benchmark without scores is named."""
+
     def change(params: dict[str, Any]) -> None:
         params["report"]["title"] = None
         params["model"] |= {"checkpoint": "somebody/their-flux", "revision": "0" * 40}
 
     small.change_params(change)
-    report = small.build()["report.md"].decode()
-    assert report.startswith("# their-flux, trained for shapes-graded + shapes-vivid\n")
-
-
-def test_without_wise_prompts_the_page_says_so(small: Run) -> None:
+    plan = table_from_rows(plan_rows("guided", (2, 3, 4, 7)), "chunk_plan")
+    write_table(plan, small.root / "chunks" / "guided.parquet", "chunk_plan")
     for path in (small.root / "scores").glob("*/*.parquet"):
         table = read_table(path, "scores")
         write_table(table.filter(pc.starts_with(table["prompt_id"], "eval")), path, "scores")
-    assert b"Not scored in this run." in small.build()["index.html"]
+    files = small.build()
+    report = files["report.md"].decode()
+    assert report.startswith("# their-flux, trained for shapes-graded + shapes-vivid\n")
+    assert report.count("| chunk | size |") == 1
+    assert b"Not scored in this run." in files["index.html"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from chunk_grpo.artifacts import RunManifest
-from chunk_grpo.reporting.evidence import TrainingSettings
+from chunk_grpo.reporting.content import not_trained
 from chunk_grpo.reporting.tables import Table
 from chunk_grpo.reporting.trained import (
     FIDELITY_LIMIT,
@@ -23,18 +23,9 @@ from chunk_grpo.reporting.training_tables import (
     trained_table,
 )
 from chunk_grpo.training import metrics as trainer
-from tests.reporting.conftest import metrics_source
+from tests.reporting.conftest import metrics_source, training_settings
 
-SETTINGS = TrainingSettings(
-    iterations=2,
-    images={"v": 32},
-    clip_ranges={"v": (1e-4, 4e-4)},
-    unseen=(),
-    decisive="heldout_reward",
-    keeps_best=False,
-    single_chunks=False,
-    chunk_rewards=False,
-)
+SETTINGS = training_settings()
 LINE = Trained("v", 32, 128.0, 1e-4, 1e-4, 0.25, 3.1e-4, 0.0, 0.5, 1.5, 0.05, 2.5)
 
 
@@ -168,3 +159,10 @@ def test_one_iteration_and_no_sizes() -> None:
     (found,) = plan_moments(metrics_source((0, 1, "profile_drift", 0.0)))
     assert found == PlanMoment(1, ((),), 0.0, None)
     assert texts(plan_table({"v": (found,)})) == [["v, iteration 1", "–", "0.000", "–"]]
+
+
+@pytest.mark.parametrize("single_chunks", [False, True])
+@pytest.mark.parametrize("chunk_rewards", [False, True])
+def test_studies_that_no_variant_makes_are_named(single_chunks: bool, chunk_rewards: bool) -> None:
+    text = " ".join(not_trained(training_settings(single_chunks=single_chunks, chunk_rewards=chunk_rewards)))
+    assert ("Fig. 6" in text, "Table 4" in text) == (not single_chunks, not chunk_rewards)
