@@ -34,7 +34,7 @@ from chunk_grpo.config.section import Name, Section
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, Stopped
 from chunk_grpo.library.scoring import kept_scores, score_rows
 from chunk_grpo.parallel import Workers
-from chunk_grpo.prompts import FieldNames
+from chunk_grpo.prompts.fields import FieldNames
 from chunk_grpo.prompts.image_folders import INDEX, ImageFile, not_taken, read_image_folder, some_of
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.running.placing import place_scorer

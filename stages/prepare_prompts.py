@@ -9,7 +9,7 @@ from chunk_grpo.artifacts import output_dir, table_from_rows, write_csv, write_j
 from chunk_grpo.config import Params
 from chunk_grpo.digests import Digests
 from chunk_grpo.families.tokens import token_limits
-from chunk_grpo.prompts import check_lengths
+from chunk_grpo.prompts.checks import check_lengths
 from chunk_grpo.prompts.recorded import prompt_records
 from chunk_grpo.prompts.scorer_data import check_scorer_data
 from chunk_grpo.prompts.splits import splits_of

@@ -21,7 +21,7 @@ from chunk_grpo.generation import GeneratedImage, GenerationSettings, batch_span
 from chunk_grpo.image_files import read_picture
 from chunk_grpo.parallel import Workers
 from chunk_grpo.progress import Meter
-from chunk_grpo.prompts import FieldNames
+from chunk_grpo.prompts.fields import FieldNames
 from chunk_grpo.prompts.image_folders import INDEX, ImageFile, read_image_folder
 
 Tuned = Callable[[Family], AbstractContextManager[Family]]

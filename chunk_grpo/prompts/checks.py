@@ -51,12 +51,8 @@ def check_prompts(
         findings: Problems of the records found so far; problems of the prompts are added.
         notes: Notes for the report.
 
-    Returns:
-        Remaining prompts, with a report.
-
     Raises:
-        DataError: Problems are refused (the message lists up to 20 with file, line and value, and counts the others),
-            or no prompt remains.
+        DataError: Problems are refused, or no prompt remains.
     """
     kept: list[PromptRow] = []
     first: dict[str, PromptRow] = {}
@@ -82,16 +78,7 @@ def check_prompts(
 
 
 def drop_long(checked: CheckedPrompts, rules: PromptChecks, limits: TokenLimits) -> CheckedPrompts:
-    """Drop prompts that a text encoder would truncate.
-
-    Args:
-        checked: All prompts of a source.
-        rules: Actions; `too_long` is `drop`.
-        limits: Token limits of the text encoders.
-
-    Raises:
-        DataError: No prompt remains.
-    """
+    """Drop the prompts of a source that a text encoder would truncate (`too_long: drop`); DataError if all are."""
     report = checked.report
     findings = Findings(report.sources, report.unit)
     long = _find_long(checked.rows, limits, findings)
@@ -121,9 +108,6 @@ def check_lengths(
 
     Returns:
         Report with the findings; None for generated prompts without findings.
-
-    Raises:
-        DataError: Too long prompts are refused; the message lists up to 20 and counts the others.
     """
     drawn_here = report is None
     if report is None:
@@ -163,13 +147,7 @@ def normalized(text: str) -> str:
 def shared_prompts(
     rows: Iterable[PromptRow], others: Iterable[PromptRow], key: Callable[[PromptRow], Hashable]
 ) -> list[tuple[PromptRow, PromptRow]]:
-    """Prompts of `rows` that are also in `others`, each with its first match. For an evaluation set they are leaks.
-
-    Args:
-        rows: Prompts.
-        others: Prompts to compare with.
-        key: Content of a prompt; equal for prompts that are the same.
-    """
+    """Prompts of `rows` that are also in `others` by their `key`, each with its first match: leaks of an evaluation."""
     known: dict[Hashable, PromptRow] = {}
     for other in others:
         known.setdefault(key(other), other)

@@ -80,16 +80,13 @@ def coco_prompts(count: int, seed: int, part: Part = "all") -> list[PromptRow]:
 
     Returns:
         The prompts; category is the tag, metadata the record, line counts from 1.
-
-    Raises:
-        ValueError: `count` is negative.
     """
     if count < 0:
         raise ValueError(f"count must be >= 0, got {count}")
-    drawn = []
-    for position, tag in enumerate(TAGS):
-        rng = random.Random(f"{seed}/{part}/{tag}")
-        drawn.append(_draw(tag, len(range(position, count, len(TAGS))), part, rng))
+    drawn = [
+        _draw(tag, len(range(position, count, len(TAGS))), part, random.Random(f"{seed}/{part}/{tag}"))
+        for position, tag in enumerate(TAGS)
+    ]
     records = [drawn[number % len(TAGS)][number // len(TAGS)] for number in range(count)]
     return [
         PromptRow(record["prompt"], record["tag"], record, number, SOURCE)

@@ -44,9 +44,7 @@ def read_dpg(location: Location, rules: PromptChecks, count: int | None = None) 
         `category`, such as "entity - whole". A prompt's line is that of its first question.
 
     Raises:
-        DataError: The file is missing or no CSV; a row lacks a value; an item has two texts, repeats an id, or has a
-            parent that it lacks.
-        TransientError: The object store does not answer.
+        DataError: A row lacks a value; an item has two texts, repeats an id, or has a parent that it lacks.
     """
     source = str(location)
     findings = Findings([source])
@@ -83,11 +81,7 @@ class _Item:
 
 
 def _add(items: dict[str, _Item], value: object, line: int) -> None:
-    """Add a row's question to its item.
-
-    Raises:
-        ValueError: The row is malformed; the message names the column.
-    """
+    """Add a row's question to its item; ValueError names the column of a malformed row."""
     if value is None:
         return  # an empty line
     if isinstance(value, ValueError):

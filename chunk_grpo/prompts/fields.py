@@ -33,11 +33,7 @@ class FieldNames:
     """Fields that scorers get; None: all others."""
 
     def among(self, names: Sequence[str]) -> ChosenFields:
-        """Select the fields of a record with these names.
-
-        Raises:
-            ValueError: A required field is missing or ambiguous; the message lists the names.
-        """
+        """Select the fields of a record with these names; ValueError if a required one is missing or ambiguous."""
         prompts = _matching(names, self.prompt, ("prompt", "prompts"))
         categories = _matching(names, self.category, ("category",))
         if len(prompts) != 1:

@@ -53,23 +53,11 @@ class Findings:
     _found: dict[tuple[Kind, str, str], list[tuple[int, str]]] = field(default_factory=dict)
 
     def add(self, kind: Kind, what: str, source: str, line: int, text: str) -> None:
-        """Add one problem.
-
-        Args:
-            kind: Kind of problem, which determines the action.
-            what: Description of the sort of problem.
-            source: File with the problem.
-            line: Line number in the file.
-            text: Message, with the beginning of the value.
-        """
+        """Add a problem of the sort `what`; `kind` determines the action, `text` has the beginning of the value."""
         self._found.setdefault((kind, what, source), []).append((line, text))
 
     def refuse(self, rules: PromptChecks) -> None:
-        """Raise if a problem has the action `refuse`.
-
-        Raises:
-            DataError: The message lists the first SHOWN problems in the order of the files and counts the others.
-        """
+        """Raise DataError if a problem has the action `refuse`; it lists the first SHOWN and counts the others."""
         refused = {key: found for key, found in self._found.items() if action(rules, key[0]) == "refuse"}
         if not refused:
             return
@@ -78,7 +66,8 @@ class Findings:
             for (_, _, source), found in refused.items()
             for line, text in found[:SHOWN]
         )
-        shown = [f"  {self._place(at)}{self.unit} {line}: {text}" for at, line, text in listed[:SHOWN]]
+        places = [f"{source}, " if len(self.sources) > 1 else "" for source in self.sources]
+        shown = [f"  {places[at]}{self.unit} {line}: {text}" for at, line, text in listed[:SHOWN]]
         counts: Counter[str] = Counter()
         for (_, what, _), found in refused.items():
             counts[what] += len(found)
@@ -107,9 +96,6 @@ class Findings:
         if self.unit == "prompt":  # generated prompts have no file to fix
             return f"Set {rules}."
         return f"Fix the file, or a copy of it{', or set ' if rules else ''}{rules}."
-
-    def _place(self, at: int) -> str:
-        return f"{self.sources[at]}, " if len(self.sources) > 1 else ""
 
 
 def dropped(findings: Iterable[Finding], unit: Unit) -> str:

@@ -42,11 +42,6 @@ def read_geneval(location: Location, rules: PromptChecks, limit: int | None = No
 
     Returns:
         The prompts; category is the tag, metadata the whole record.
-
-    Raises:
-        DataError: The file is missing, or has records of another format or rejected prompts; one message lists all of
-            them.
-        TransientError: The object store does not answer.
     """
     source = str(location)
     findings = Findings([source])
@@ -70,29 +65,17 @@ def read_geneval(location: Location, rules: PromptChecks, limit: int | None = No
 def read_geneval_benchmark(
     location: Location, rules: PromptChecks, count: int | None = None
 ) -> CheckedPrompts:
-    """`read_geneval` for a benchmark: the first `count` prompts, with a note if they are not the official ones.
-
-    Args:
-        location: Path or URL.
-        rules: Actions for suspicious prompts.
-        count: Number of prompts taken from the beginning; None: all.
-    """
+    """`read_geneval` of the first `count` prompts (None: all), with a note if they are not the official ones."""
     taken = read_geneval(location, rules).part(0, count)
     return taken.noted(_notes(str(location), taken.rows))
 
 
 def content_key(row: PromptRow) -> Hashable:
-    """What a prompt of GenEval asks for; equal for prompts that differ in wording or in the order of the objects only.
-
-    Args:
-        row: Prompt with a record as metadata.
-    """
+    """What a prompt of GenEval asks for; equal for prompts that differ in wording or in the order of objects only."""
     record = parse_record(row.metadata)
-    return _wanted(record), _relations(record), tuple(sorted((x.class_name, x.count) for x in record.exclude))
-
-
-def _wanted(record: GenEvalRecord) -> Hashable:
-    return tuple(sorted((clause.class_name, clause.count, clause.colour or "") for clause in record.include))
+    wanted = sorted((clause.class_name, clause.count, clause.colour or "") for clause in record.include)
+    excluded = sorted((clause.class_name, clause.count) for clause in record.exclude)
+    return tuple(wanted), _relations(record), tuple(excluded)
 
 
 def _relations(record: GenEvalRecord) -> Hashable:

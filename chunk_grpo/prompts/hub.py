@@ -8,19 +8,9 @@ from chunk_grpo.errors import ConfigError, DataError, install_command
 
 
 def hub_file(repository: str, file: str, revision: str | None) -> Path:
-    """Find a file of a data set.
+    """Path in the hub's cache of a file, such as test.json, of a data set, such as ymhao/HPDv2, downloaded if needed.
 
-    Args:
-        repository: Id of the data set, such as ymhao/HPDv2.
-        file: Path in the data set, such as test.json.
-        revision: Commit, branch or tag; None: main.
-
-    Returns:
-        Path of the file in the hub's cache.
-
-    Raises:
-        ConfigError: huggingface_hub is not installed.
-        DataError: the file is not in the cache and cannot be downloaded; the message explains how to get it.
+    `revision` is a commit, branch or tag; None: main. ConfigError: huggingface_hub is not installed.
     """
     try:
         from httpx import HTTPError

@@ -72,10 +72,8 @@ def read_prompt_file(source: PromptSource, rules: PromptChecks) -> CheckedPrompt
         which are texts in CSV and TSV. For JSON arrays and Parquet files, line numbers are row numbers.
 
     Raises:
-        ConfigError: A file of the hub is requested, but huggingface_hub is not installed.
         DataError: The file is missing, has an unknown or another format, lacks a field, or has refused problems; up to
             20 are listed with line and value, the others counted.
-        TransientError: the object store does not answer.
     """
     suffix = Path(str(source.file or source.location)).suffix.lower()
     if suffix not in _SUFFIXES:

@@ -1,4 +1,7 @@
-"""Records of prompt files: lines of text, rows of CSV and Parquet, values of JSON."""
+"""Records of prompt files: lines of text, rows of CSV and Parquet, values of JSON.
+
+A file that cannot be read, has another format or lacks a required field is a DataError.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +59,6 @@ def text_lines(location: Location) -> list[str]:
     r"""Read UTF-8 lines without \n or \r\n at their ends; a final \n starts no further line.
 
     str.splitlines would also split at ten other characters, so line numbers would differ from an editor's.
-
-    Raises:
-        DataError: The file is missing, unreadable or not UTF-8.
-        TransientError: The object store does not answer.
     """
     lines = _text(location).split("\n")
     if not lines[-1]:
@@ -71,9 +70,6 @@ def csv_records(location: Location, fields: FieldNames, source: str) -> Iterator
     """Yield the rows below the header as mappings, with the line where each begins.
 
     The delimiter is the first of comma, semicolon and tab with which the header has the required fields.
-
-    Raises:
-        DataError: The file cannot be read, is no CSV, or lacks a required field.
     """
     lines = [f"{line}\n" for line in text_lines(location)]
     fitting = (delimiter for delimiter in _DELIMITERS if _has_fields(lines[:1], delimiter, fields))
@@ -85,9 +81,6 @@ def tsv_records(location: Location, fields: FieldNames, source: str) -> Iterator
 
     Spreadsheets put quotes around texts with quotes or tabs, as in CSV. Other writers do not (PartiPrompts.tsv): if a
     quote in the file does not fit CSV's rules, all quotes are part of the texts.
-
-    Raises:
-        DataError: The file cannot be read, or lacks a required field.
     """
     lines = [f"{line}\n" for line in text_lines(location)]
     quoting: Quoting = csv.QUOTE_MINIMAL
@@ -131,11 +124,7 @@ def _rows(
 
 
 def json_lines(location: Location) -> Iterator[Record]:
-    """Yield the value of each line.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
+    """Yield the value of each line."""
     for number, line in enumerate(text_lines(location), start=1):
         try:
             value = _DECODER.decode(line) if line.strip() else None
@@ -145,11 +134,7 @@ def json_lines(location: Location) -> Iterator[Record]:
 
 
 def json_array(location: Location, source: str) -> Iterator[Record]:
-    """Yield the values of a JSON array.
-
-    Raises:
-        DataError: The file cannot be read, or is not a JSON array.
-    """
+    """Yield the values of a JSON array."""
     try:
         values = _DECODER.decode(_text(location))
     except (ValueError, RecursionError) as error:
@@ -162,11 +147,7 @@ def json_array(location: Location, source: str) -> Iterator[Record]:
 
 
 def bounded(records: Iterable[Record], source: str) -> Iterator[Record]:
-    """Yield the records of a file.
-
-    Raises:
-        DataError: There are more than MAX_RECORDS.
-    """
+    """Yield the records of a file; more than MAX_RECORDS are a DataError."""
     for number, record in enumerate(records, start=1):
         if number > MAX_RECORDS:
             raise _too_many(source, "more")
@@ -183,16 +164,9 @@ def _too_many(source: str, count: str) -> DataError:
 def parquet_records(
     location: Location, fields: FieldNames, source: str, limit: int | None = None
 ) -> Iterator[Record]:
-    """Yield the rows as mappings. Metadata of a type that JSON lacks, such as images and dates, are not read.
+    """Yield the rows as mappings, of which `limit` will be read (None: all).
 
-    Args:
-        location: The file.
-        fields: Names of the fields to read.
-        source: Name of the file in messages.
-        limit: Number of rows that will be read; None: all.
-
-    Raises:
-        DataError: The file cannot be read, is damaged or no Parquet, lacks a required field, or holds too much.
+    Metadata of a type that JSON lacks, such as images and dates, are not read.
     """
     _require_file(location)
     number, unpacked = 0, 0

@@ -18,27 +18,16 @@ from chunk_grpo.config.prompts import (
 )
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.tokens import TokenLimits
-from chunk_grpo.prompts import (
-    CheckedPrompts,
-    FieldNames,
-    Findings,
-    PromptReport,
-    PromptRow,
-    PromptSource,
-    beginning,
-    coco_prompts,
-    content_key,
-    drop_long,
-    dropped,
-    hub_file,
-    read_dpg,
-    read_geneval,
-    read_geneval_benchmark,
-    read_prompt_file,
-    read_wise,
-    shared_prompts,
-    text_key,
-)
+from chunk_grpo.prompts.checks import drop_long, shared_prompts, text_key
+from chunk_grpo.prompts.coco import coco_prompts
+from chunk_grpo.prompts.dpg import read_dpg
+from chunk_grpo.prompts.fields import FieldNames
+from chunk_grpo.prompts.findings import Findings, beginning, dropped
+from chunk_grpo.prompts.geneval import content_key, read_geneval, read_geneval_benchmark
+from chunk_grpo.prompts.hub import hub_file
+from chunk_grpo.prompts.read import PromptSource, read_prompt_file
+from chunk_grpo.prompts.rows import CheckedPrompts, PromptReport, PromptRow
+from chunk_grpo.prompts.wise import read_wise
 from chunk_grpo.shapes.prompts import CATEGORIES, PromptSpec, all_prompts, knowledge_prompts
 
 Limits: TypeAlias = Callable[[], TokenLimits]

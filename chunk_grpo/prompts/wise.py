@@ -70,7 +70,6 @@ def read_wise(
     Raises:
         DataError: A file is missing or not JSON; a record lacks a field; an id is repeated, out of range, in the wrong
             category or without a rewritten prompt; or ids are missing with `missing_ids: refuse`.
-        TransientError: The object store does not answer.
     """
     findings = Findings([str(location) for location in (*locations, *rewritten)], "row")
     rows = _rows(locations, version, findings, original=True)
@@ -123,11 +122,7 @@ def _rows(
 
 
 def _question(value: object, version: ProtocolName, *, original: bool) -> _Question:
-    """Check and convert a record.
-
-    Raises:
-        ValueError: The record violates WISE's format; the message names the field.
-    """
+    """Check and convert a record; ValueError names the field that violates WISE's format."""
     if not isinstance(value, dict):
         raise ValueError(f"must be an object, got {beginning(value)}")
     try:

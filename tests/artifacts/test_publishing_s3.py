@@ -59,9 +59,7 @@ def test_older_of_two_concurrent_publications_stops(
         assert publish(newer, bucket, NEXT).copied == 4
 
     monkeypatch.setattr(publishing, "_copy", copy_and_let_another_begin)
-    with pytest.raises(
-        DataError, match=r"tiny: another publication of this preset has started, so this one stopped"
-    ):
+    with pytest.raises(DataError, match=r"tiny: another publication of this preset has started, so this"):
         publish(workspace, bucket, RUN)
     assert read_record(f"{bucket}/tiny/run.json").run == NEXT
     assert names_of_a_whole_run(f"{bucket}/tiny") == PUBLISHED
@@ -83,9 +81,7 @@ def test_a_server_that_dies_in_the_middle(
             copied.append(source)
 
         monkeypatch.setattr(publishing, "_copy", copy_until_it_dies)
-        with pytest.raises(
-            TransientError, match=r"^s3://drill/tiny/\S+: cannot write: the object store does not"
-        ):
+        with pytest.raises(TransientError, match=r"^s3://drill/tiny/\S+: cannot write: the object store"):
             publish(workspace, "s3://drill", RUN)
     assert len(copied) == 2
     monkeypatch.setattr(publishing, "_copy", copy)
@@ -98,9 +94,7 @@ def test_a_server_that_dies_in_the_middle(
 def test_wrong_keys(bucket: str, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     s3fs.S3FileSystem.clear_instance_cache()
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    with pytest.raises(
-        DataError, match=r"tiny/run\.json: cannot write: no permission .*Change the owner or the mode, the S3"
-    ):
+    with pytest.raises(DataError, match=r"tiny/run\.json: cannot write: no permission .*Change the owner"):
         publish(workspace, bucket, RUN)
 
 

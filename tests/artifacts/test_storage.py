@@ -44,9 +44,7 @@ def test_the_older_file_stays_until_the_new_one_is_whole(place: str, tmp_path: P
             assert draft.suffix == ".txt"
             _ = 1 / 0
         if older is None:
-            with pytest.raises(
-                DataError, match=r"a\.txt: cannot read: no such file.*\. Run the stage that writes it"
-            ):
+            with pytest.raises(DataError, match=r"a\.txt: cannot read: no such file.*\. Run the stage that"):
                 read_text(path)
         else:
             assert read_text(path) == older
@@ -92,9 +90,7 @@ def test_no_space_left_while_parquet_is_written(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught, output_file(path) as draft:
         write_to_a_full_disk(draft)
     said = str(caught.value)
-    assert said.startswith(
-        f"{path}: cannot write: no space left on the disk; nothing was changed. Make room and run"
-    )
+    assert said.startswith(f"{path}: cannot write: no space left on the disk; nothing was changed. Make")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -125,9 +121,7 @@ def test_an_output_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mo
     # As the kernel reports it to a user; root may write everywhere.
     denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "runs")
     monkeypatch.setattr(Path, "mkdir", Mock(side_effect=denied))
-    with pytest.raises(
-        DataError, match=r"runs/a.txt: cannot write: no permission .*\. Change the owner or the mode"
-    ):
+    with pytest.raises(DataError, match=r"runs/a.txt: cannot write: no permission .*\. Change the owner or"):
         write_text("x", tmp_path / "runs" / "a.txt")
 
 
@@ -168,9 +162,7 @@ def test_s3_without_credentials(no_credentials: None) -> None:
         (lambda: read_text("s3://nobody/a"), "read"),
         (lambda: write_text("x", "s3://nobody/a"), "write"),
     ):
-        with pytest.raises(
-            DataError, match=rf"^s3://nobody/a: cannot {what}: no S3 credentials \(Unable.*Set AWS_ACC"
-        ):
+        with pytest.raises(DataError, match=rf"^s3://nobody/a: cannot {what}: no S3 credentials"):
             action()
 
 

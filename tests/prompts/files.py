@@ -6,7 +6,7 @@ import pytest
 
 from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
-from chunk_grpo.prompts import PromptSource, read_prompt_file
+from chunk_grpo.prompts.read import PromptSource, read_prompt_file
 
 STRICT = PromptChecks(duplicates="refuse", empty="refuse", spaces="refuse", too_long="refuse")
 LENIENT = PromptChecks(duplicates="drop", empty="drop", spaces="strip", too_long="keep")

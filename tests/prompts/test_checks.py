@@ -2,20 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
-from chunk_grpo.prompts import (
-    CheckedPrompts,
-    FieldNames,
-    PromptRow,
-    PromptSource,
-    check_lengths,
-    drop_long,
-    read_prompt_file,
-)
+from chunk_grpo.prompts.checks import check_lengths, drop_long
+from chunk_grpo.prompts.fields import FieldNames
+from chunk_grpo.prompts.read import PromptSource, read_prompt_file
+from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
 from tests.prompts import files
 from tests.prompts.files import LENIENT, STRICT
 
@@ -67,16 +63,6 @@ class TestRefusing:
         path = files.write(tmp_path / "o.json", json.dumps([{"prompt": "a", "category": character}]))
         assert f"  row 1: category: {name}" in files.refused(path, LENIENT)
 
-    @pytest.mark.parametrize("character", CHARACTERS)
-    def test_invalid_characters_are_dropped_or_kept(self, character: str, tmp_path: Path) -> None:
-        for action, lines in (("drop", [1]), ("keep", [1, 2])):
-            rules = LENIENT.model_copy(update={"characters": action})
-            found = read(tmp_path, ["a", f"a{character}b"], rules)
-            assert [row.line for row in found.rows] == lines
-            assert [(f.what, f.action, f.lines) for f in found.report.findings] == [
-                ("invalid characters", action, (2,))
-            ]
-
     def test_lone_surrogate_cannot_be_kept(self, tmp_path: Path) -> None:
         """UTF-8 has no form for it; it is a record that cannot be read."""
         keep = LENIENT.model_copy(update={"characters": "keep"})
@@ -89,6 +75,34 @@ class TestRefusing:
         assert [row.text for row in read(tmp_path, texts, STRICT).rows] == texts
 
 
+SPACES, CHARACTER = "whitespace around the prompt", "invalid characters"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "rule", "kept", "finding"),
+    [
+        *((["a", f"a{c}b"], {"characters": "drop"}, ["a"], (CHARACTER, "drop", (2,))) for c in CHARACTERS),
+        *(
+            (["a", f"a{c}b"], {"characters": "keep"}, ["a", f"a{c}b"], (CHARACTER, "keep", (2,)))
+            for c in CHARACTERS
+        ),
+        (["a", "b", "a", "a"], {"duplicates": "drop"}, ["a", "b"], ("duplicates", "drop", (3, 4))),
+        (["a", "b", "a", "a"], {"duplicates": "keep"}, ["a", "b", "a", "a"], ("duplicates", "keep", (3, 4))),
+        (["a", "", " \t", "b"], {"empty": "drop"}, ["a", "b"], ("empty", "drop", (2, 3))),
+        (["\ta\u00a0", "b\n", "c"], {"spaces": "strip"}, ["a", "b", "c"], (SPACES, "strip", (1, 2))),
+        ([" a", "b"], {"spaces": "keep"}, [" a", "b"], (SPACES, "keep", (1,))),
+        ([" a", "b"], {"spaces": "drop"}, ["b"], (SPACES, "drop", (1,))),
+    ],
+)
+def test_prompts_that_break_a_rule_are_dropped_changed_or_kept(
+    prompts: list[str], rule: dict[str, str], kept: list[str], finding: tuple[Any, ...], tmp_path: Path
+) -> None:
+    found = read(tmp_path, prompts, STRICT.model_copy(update=rule))
+    assert [row.text for row in found.rows] == kept
+    assert [(f.what, f.action, f.lines) for f in found.report.findings] == [finding]
+    assert (found.report.read, found.report.kept) == (len(prompts), len(kept))
+
+
 class TestDuplicates:
     @pytest.mark.parametrize(
         "other", ["caf\u00e9 bar", "cafe\u0301 bar", "caf\u00e9   bar", "caf\u00e9\u00a0bar"]
@@ -99,14 +113,6 @@ class TestDuplicates:
     def test_different_letters_are_no_duplicates(self, tmp_path: Path) -> None:
         assert len(read(tmp_path, ["A cat", "a cat", "a cat."], STRICT).rows) == 3
 
-    def test_duplicates_are_dropped_or_kept(self, tmp_path: Path) -> None:
-        for action, rows in (("drop", [1, 2]), ("keep", [1, 2, 3, 4])):
-            found = read(tmp_path, ["a", "b", "a", "a"], STRICT.model_copy(update={"duplicates": action}))
-            assert [row.line for row in found.rows] == rows
-            (finding,) = found.report.findings
-            assert (finding.what, finding.action, finding.lines) == ("duplicates", action, (3, 4))
-            assert (found.report.read, found.report.kept) == (4, len(rows))
-
     def test_leading_space_hides_no_duplicate(self, tmp_path: Path) -> None:
         for spaces in ("strip", "keep"):
             rules = LENIENT.model_copy(update={"spaces": spaces})
@@ -114,10 +120,7 @@ class TestDuplicates:
 
 
 class TestOtherRules:
-    def test_empty_ones_are_dropped(self, tmp_path: Path) -> None:
-        found = read(tmp_path, ["a", "", " \t", "b"], LENIENT)
-        assert [row.line for row in found.rows] == [1, 4]
-        assert [(f.what, f.action, f.lines) for f in found.report.findings] == [("empty", "drop", (2, 3))]
+    def test_a_file_of_which_nothing_is_left_is_refused(self, tmp_path: Path) -> None:
         assert refused(tmp_path, ["", " "], LENIENT) == [
             "must hold prompts, got 2 rows, all dropped",
             f"  empty: 2 dropped, the first: {tmp_path / 'p.json'}, row 1: an empty prompt",
@@ -137,21 +140,9 @@ class TestOtherRules:
         ]
         assert files.read(path, rules, fields=FieldNames("caption")) == ["a red circle", "a blue square"]
 
-    def test_whitespace_is_stripped_or_kept(self, tmp_path: Path) -> None:
-        found = read(tmp_path, ["\ta\u00a0", "b\n", "c"], LENIENT)
-        assert [row.text for row in found.rows] == ["a", "b", "c"]
-        assert [(f.action, f.lines) for f in found.report.findings] == [("strip", (1, 2))]
-        keep = STRICT.model_copy(update={"spaces": "keep"})
-        found = read(tmp_path, [" a", "b"], keep)
-        assert [row.text for row in found.rows] == [" a", "b"]
-        assert [(f.action, f.lines) for f in found.report.findings] == [("keep", (1,))]
+    def test_a_line_feed_that_is_kept_is_an_invalid_character(self, tmp_path: Path) -> None:
         line_feed = "  row 1: U+000A (a line feed) at character 2: 'a\\n'"
-        assert refused(tmp_path, ["a\n"], keep)[1] == line_feed
-
-    def test_whitespace_may_be_a_reason_to_drop(self, tmp_path: Path) -> None:
-        found = read(tmp_path, [" a", "b"], STRICT.model_copy(update={"spaces": "drop"}))
-        assert [row.text for row in found.rows] == ["b"]
-        assert [(f.action, f.lines) for f in found.report.findings] == [("drop", (1,))]
+        assert refused(tmp_path, ["a\n"], STRICT.model_copy(update={"spaces": "keep"}))[1] == line_feed
 
     def test_records_that_cannot_be_read_are_dropped(self, tmp_path: Path) -> None:
         lines = ['{"prompt": "a"}', '{"prompt": 3}', "{", '{"text": "b"}', '"c"', json.dumps("x" * 10_001)]
@@ -230,9 +221,7 @@ class TestLengths:
         assert report is not None
         assert report.lines()[1].endswith("longer than clip's 2 tokens: 1 kept as they are (prompt 2)")
         assert check_lengths(rows[:1], None, LENIENT, LIMITS) is None
-        with pytest.raises(
-            DataError, match="prompt 2: 3 tokens of clip, which takes 2: 'a b c'\nSet `prompts"
-        ):
+        with pytest.raises(DataError, match="prompt 2: 3 tokens of clip, which takes 2: 'a b c'\nSet"):
             check_lengths(rows, None, STRICT, LIMITS)
 
 

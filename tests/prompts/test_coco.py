@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from chunk_grpo.prompts import PromptRow, coco_prompts, read_geneval
+from chunk_grpo.prompts.coco import coco_prompts
+from chunk_grpo.prompts.geneval import read_geneval
+from chunk_grpo.prompts.rows import PromptRow
 from chunk_grpo.scorers.geneval.records import CLASS_NAMES, COLOURS, TAGS, record_problems
 from tests.prompts.files import STRICT
 

@@ -6,7 +6,7 @@ import pytest
 
 from chunk_grpo.config.questions import parse_questions
 from chunk_grpo.errors import DataError
-from chunk_grpo.prompts import read_dpg
+from chunk_grpo.prompts.dpg import read_dpg
 from tests.prompts.files import LENIENT, STRICT
 
 HEADER = (

@@ -9,7 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from chunk_grpo.prompts import FieldNames, PromptSource, read_prompt_file, records
+from chunk_grpo.prompts import records
+from chunk_grpo.prompts.fields import FieldNames
+from chunk_grpo.prompts.read import PromptSource, read_prompt_file
 from tests.prompts.files import LENIENT, STRICT, read, refused, write
 from tests.prompts.test_read import parquet
 

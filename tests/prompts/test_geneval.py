@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.prompts import PromptRow, content_key, read_geneval, read_geneval_benchmark
+from chunk_grpo.prompts.geneval import content_key, read_geneval, read_geneval_benchmark
+from chunk_grpo.prompts.rows import PromptRow
 from chunk_grpo.scorers.geneval.records import OFFICIAL_COUNTS
 from tests.geneval_records import COUNTING, POSITION, changed
 from tests.prompts.files import LENIENT, STRICT

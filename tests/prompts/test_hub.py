@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.prompts import PromptSource, read_prompt_file
+from chunk_grpo.prompts.read import PromptSource, read_prompt_file
 from tests.prompts.files import STRICT, refused
 
 

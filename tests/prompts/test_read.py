@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from chunk_grpo.prompts import FieldNames, PromptSource, read_prompt_file
+from chunk_grpo.prompts.fields import FieldNames
+from chunk_grpo.prompts.read import PromptSource, read_prompt_file
 from tests.prompts.files import LENIENT, STRICT, read, refused, write
 
 TEXTS = ["a cat, asleep", 'a "red" kite', "café in Zürich 🎨"]
@@ -127,9 +128,7 @@ class TestDialects:
 
     def test_a_row_with_too_many_fields_names_its_delimiter(self, tmp_path: Path) -> None:
         message = refused(write(tmp_path / "p.csv", "prompt;text\na;b;c\n"))
-        assert (
-            "line 2: 3 fields, but the header has 2 (text with a semicolon needs quotes): 'a;b;c'" in message
-        )
+        assert "line 2: 3 fields, but the header has 2 (text with a semicolon needs quotes):" in message
 
     def test_a_hundred_thousand_lines_take_seconds(self, tmp_path: Path) -> None:
         lines = "".join(f'"a cat, number {number}",text {number}\n' for number in range(100_000))

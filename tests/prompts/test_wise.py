@@ -10,7 +10,7 @@ import pytest
 
 from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
-from chunk_grpo.prompts import read_wise
+from chunk_grpo.prompts.wise import read_wise
 from chunk_grpo.scorers.wise.protocols import ProtocolName, category_of
 from tests.prompts.files import LENIENT, STRICT
 

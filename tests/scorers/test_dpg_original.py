@@ -14,7 +14,7 @@ from PIL import Image
 
 from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.config.questions import parse_questions
-from chunk_grpo.prompts import read_dpg
+from chunk_grpo.prompts.dpg import read_dpg
 from chunk_grpo.scorers.judging.questions import image_value
 from tests.prompts.test_dpg import HEADER
 from tests.scorers.originals.geneval import run_file, stand_in
