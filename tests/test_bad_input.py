@@ -7,7 +7,6 @@ beside its code: tests/test_config.py, tests/test_variants_config.py, tests/prom
 """
 
 import io
-import json
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from chunk_grpo.artifacts.schemas import SCHEMA_KEY, VERSION_KEY
 from tests.conftest import CHECKPOINT, Workspace, any_prompt, prompt_file
 from tests.params_edits import Edit, put
 
@@ -67,14 +65,10 @@ def edits(*changes: Edit) -> Edit:
     ("edit", "problem"),
     [
         (put("generate.base_stesp", 4), "generate.base_stesp: unknown key; did you mean 'base_steps'?"),
-        (put("train.group_size", "8"), "train.group_size: must be a whole number, got '8'"),
-        (put("train.group_size", 1), "train.group_size: must be >= 2, got 1"),
         (put("chunks.plans.listed.sizes", [2, 3, 4, 8]), "chunks.plans.listed.sizes: must sum to "),
-        (put("rewards", {"shapes-grade": 1.0}), "rewards.shapes-grade: must be a name in scorers, got"),
-        (put("variants.dance.window", {"num_steps": 17, "stride": 1, "every": 25}), "variants.dance.window.num_steps"),
     ],
-    ids=["misspelt key", "wrong type", "out of range", "sum of chunk sizes", "scorer", "variant"],
-)  # fmt: skip
+    ids=["misspelt key", "sum of chunk sizes"],
+)
 def test_configuration(edit: Edit, problem: str, workspace: Workspace) -> None:
     """The first stage already refuses what a later one would stumble over."""
     workspace.edit(edit)
@@ -97,88 +91,30 @@ FROM_FILE = edits(
 )
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "prompts.txt: must hold prompts, got none at all. Check the path."),
-        (
-            "a dog\nein W\xfcrfel\n".encode("latin-1"),
-            "prompts.txt, line 2: must be UTF-8, got the byte 0xfc.",
-        ),
-        (
-            b"a dog\na cat\n",
-            "prompts.txt: must hold prompts.train_count + prompts.eval_count = 24 prompts, got 2",
-        ),
-        (None, "prompts.txt: no such file. Fix the path"),
-    ],
-    ids=["empty", "not UTF-8", "short", "missing"],
-)
-def test_prompt_file(content: bytes | None, message: str, workspace: Workspace) -> None:
+def test_prompt_file(workspace: Workspace) -> None:
     workspace.edit(FROM_FILE)
     workspace.edit(put("model.checkpoint", str(CHECKPOINT)))  # `inputs` looks for it first
-    if content is not None:
-        (workspace.root / "prompts.txt").write_bytes(content)
+    (workspace.root / "prompts.txt").write_bytes("a dog\nein W\xfcrfel\n".encode("latin-1"))
     assert workspace.run("inputs") == 0
-    assert refused(workspace, "prepare_prompts", DATA).startswith(message)
+    assert refused(workspace, "prepare_prompts", DATA).startswith("prompts.txt, line 2: must be UTF-8, got")
 
 
-def half(model: Path) -> None:
-    path = model / "text_encoder_2" / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1000])
-
-
-def of_another_family(model: Path) -> None:
-    path = model / "model_index.json"
-    index = json.loads(path.read_text())
-    path.write_text(json.dumps(index | {"_class_name": "StableDiffusion3Pipeline"}))
-
-
-@pytest.mark.parametrize(
-    ("damage", "beginning"),
-    [
-        (
-            shutil.rmtree,
-            "model.checkpoint: the folder {model} does not exist. Give a folder in the diffusers layout",
-        ),
-        (half, "{model}/text_encoder_2/model.safetensors: cut off or damaged ("),
-        (
-            of_another_family,
-            "{model}/model_index.json: _class_name must be FluxPipeline for this family, got",
-        ),
-    ],
-    ids=["missing", "half", "another family"],
-)
-def test_checkpoint(
-    damage: Callable[[Path], object], beginning: str, workspace: Workspace, tmp_path: Path
-) -> None:
+def test_checkpoint(workspace: Workspace, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(CHECKPOINT, model)
-    damage(model)
+    path = model / "text_encoder_2" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
     workspace.edit(put("model.checkpoint", str(model)))
-    message = refused(workspace, "inputs", DATA)
-    assert message.startswith(beginning.format(model=model))
-
-
-def older(path: Path) -> None:
-    table = pq.read_table(path)
-    pq.write_table(table.replace_schema_metadata({SCHEMA_KEY: b"l1_profile", VERSION_KEY: b"0"}), path)
+    assert refused(workspace, "inputs", DATA).startswith(f"{path}: cut off or damaged (")
 
 
 PROFILE = "artifacts/profile/l1_profile.parquet"
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (Path.unlink, "cannot read: no such file or directory. Run the stage"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-100]), "corrupt, cut off, or no Parquet file ("),
-        (older, "must be the table l1_profile/1, got the older version 0. Delete it and run `dvc repro`"),
-    ],
-    ids=["missing", "corrupt", "older version"],
-)
-def test_table(damage: Callable[[Path], object], message: str, workspace: Workspace) -> None:
-    damage(workspace.root / PROFILE)
-    assert refused(workspace, "chunk_boundaries", DATA).startswith(f"{PROFILE}: {message}")
+def test_table(workspace: Workspace) -> None:
+    (workspace.root / PROFILE).write_bytes((workspace.root / PROFILE).read_bytes()[:-100])
+    message = refused(workspace, "chunk_boundaries", DATA)
+    assert message.startswith(f"{PROFILE}: corrupt, cut off, or no Parquet file (")
 
 
 def change_row(path: Path, number: int, change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:

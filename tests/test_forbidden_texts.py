@@ -144,9 +144,7 @@ def test_scorer_options_must_be_json_values() -> None:
     own = {"kind": "external", "splits": ["eval"], "batch_size": 8, "version": 1, "source": "a:b"}
     for value in (float("nan"), float("inf"), {1: 2}, {None: 2}, b"\xff", {1, 2}):
         (found,) = problems(put("scorers.own", own | {"options": {"a": [value]}}))
-        assert found.startswith(
-            "scorers.own.options: must hold text, finite numbers, true, false, null, lists"
-        )
+        assert found.startswith("scorers.own.options: must hold text, finite numbers, true, false, null,")
     assert problems(put("scorers.own", own | {"options": {"a": [1, 1.5, None, True, {"b": "c"}]}})) == []
 
 

@@ -110,7 +110,5 @@ def test_checkout_copy_reports_missing_files(tmp_path: Path) -> None:
     token = refused(
         "-S", "report.title='${oc.env:HF_TOKEN}'", "--copy-paths", "mine.txt", HF_TOKEN="hunter2-hunter2"
     )
-    assert token.startswith(
-        "error: report.title: must not hold the value of the environment variable HF_TOKEN"
-    )
+    assert token.startswith("error: report.title: must not hold the value of the environment variable")
     assert "hunter2" not in token
