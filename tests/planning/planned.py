@@ -42,8 +42,16 @@ def settings(params: Params, gpus: int = 1, machines: int = 1) -> Settings:
     return settings_of(params, read_checkpoint(params.model.family, params.model.checkpoint), gpus, machines)
 
 
+PLANS: dict[tuple[object, ...], Plan] = {}
+"""Plans that tests have asked for; many ask for the same."""
+
+
 def plan(params: Params, gpus: int = 1, stop_seconds: float = 600, **options: Any) -> Plan:
-    return make_plan(params, machine(options.pop("gpu", "H100"), gpus, stop_seconds=stop_seconds, **options))
+    key = (params.model_dump_json(), gpus, stop_seconds, *sorted(options.items()))
+    if key not in PLANS:
+        name = options.pop("gpu", "H100")
+        PLANS[key] = make_plan(params, machine(name, gpus, stop_seconds=stop_seconds, **options))
+    return PLANS[key]
 
 
 def load_own() -> Params:

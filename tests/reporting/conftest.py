@@ -14,7 +14,12 @@ import yaml
 from PIL import Image, ImageDraw
 
 from chunk_grpo.artifacts import SchemaName, table_from_rows, write_json, write_table
+from chunk_grpo.artifacts.layout import Layout
+from chunk_grpo.config import load_params
+from chunk_grpo.reporting.content import SECTIONS, Content
 from chunk_grpo.reporting.evidence import Source, TrainingSettings
+from chunk_grpo.reporting.inputs import read_evidence, settings_from
+from chunk_grpo.reporting.page import render
 from stages import report
 from stages._stage import run_stage
 
@@ -58,6 +63,15 @@ class Run:
         """Run the stage; the files of the report by path."""
         assert run_stage(report.main, report.Arguments, self.options) == 0
         return self.report()
+
+    def content(self) -> Content:
+        """Content of the report, without its plots, which take most of the time."""
+        settings = settings_from(load_params(self.params))
+        return Content(read_evidence(Layout.below(self.root.parent), settings), settings)
+
+    def markdown(self) -> str:
+        """The text of report.md."""
+        return render("report.md.j2", self.content(), SECTIONS)
 
     def report(self) -> dict[str, bytes]:
         """The files of the report by path."""

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from chunk_grpo.artifacts import read_table, table_from_rows, write_table
+from chunk_grpo.reporting.content import SECTIONS
+from chunk_grpo.reporting.page import render, summary
 from chunk_grpo.reporting.tables import GENEVAL_CATEGORIES
 from chunk_grpo.scorers.geneval.records import OFFICIAL_COUNTS
 from chunk_grpo.scorers.wise.protocols import PROTOCOLS
@@ -87,8 +89,8 @@ def add_benchmarks(run: Run, counts: Counts, things: dict[str, Any], original: s
 
 
 def build(run: Run) -> tuple[str, dict[str, Any]]:
-    files = run.build()
-    return files["report.md"].decode(), json.loads(files["summary.json"])
+    content = run.content()
+    return render("report.md.j2", content, SECTIONS), summary(content)
 
 
 @pytest.fixture(scope="module")

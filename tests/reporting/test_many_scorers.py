@@ -29,7 +29,7 @@ def add_scorers(run: Run, lifts: dict[str, float]) -> None:
 
 
 def remarks(run: Run) -> list[str]:
-    lines = run.build()["report.md"].decode().splitlines()
+    lines = run.markdown().splitlines()
     return [line for line in lines if line.startswith("- ") and "not part of the reward" in line]
 
 
@@ -48,7 +48,7 @@ def test_a_table_wider_than_the_page_is_shown_in_parts(small: Run) -> None:
     add_scorers(small, {f"more-{n}": 0.0 for n in range(4)})
     heads = [
         [cell.strip() for cell in line.strip("| ").split("|")]
-        for line in small.build()["report.md"].decode().splitlines()
+        for line in small.markdown().splitlines()
         if line.startswith("| policy |") and ("training reward" in line or "more-" in line)
     ]
     assert heads == [
