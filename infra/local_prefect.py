@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,16 +33,16 @@ from pydantic import SecretStr
 from chunk_grpo.environment import PUBLISH, REPORTS_URL
 from chunk_grpo.orchestration.clones import locked
 from chunk_grpo.orchestration.dvc_state import keep_own_state
+from chunk_grpo.orchestration.guard import exec_with_parent_death_signal
 from chunk_grpo.orchestration.served import OUR_STRING, PORT
 from chunk_grpo.stopping import stop_seconds
 from infra import worker
-from infra.children import Children
 from infra.runs import runs_in
 from infra.setup import SetUp, SetUpError
 
 HOST = "127.0.0.1"
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
-"""Contains the password: passed to the server only, not to workers and flow runs."""
+"""PostgreSQL in place of SQLite in PREFECT_HOME. Contains the password."""
 SERVER_STRING = "PREFECT_SERVER_API_AUTH_STRING"
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -65,26 +65,20 @@ class LocalPrefect:
     """PREFECT_HOME: database, logs, clones of flow runs, published results. Nobody else can enter it."""
     port: int = 4200
     """Port of server and UI, on the loopback interface only; `port + 1` serves published results."""
-    gpu_workers: int = 1
-    """Number of workers that share the GPUs, each with one flow run at a time. 0: GPU workers are elsewhere."""
-    keep_gpu_limit: bool = False
-    """Whether an existing pool `gpu` keeps its limit; otherwise the limit is set to `gpu_workers`."""
-    database: str | None = field(default=None, repr=False)
-    """URL of a PostgreSQL database; None for SQLite in `home`."""
+    gpu_workers: int | None = None
+    """Number of workers that share the GPUs, each with one flow run at a time, and limit of the pool `gpu`. 0: GPU
+    workers are elsewhere. None: one, and an existing pool keeps its limit."""
     auth: str | None = field(default=None, repr=False)
     """String that the server asks for, USER:PASSWORD; workers and flow runs get it. None: it asks nobody."""
     server: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Further environment variables for the server only."""
+    """Further environment variables for the server only, such as DATABASE."""
     publish: str | None = None
     """Folder (relative to `root`) or URL below which runs publish; None for `home`/published."""
     reports: str | None = None
     """URL at which browsers find published results; None for `port + 1` if results are in a local folder."""
     webhook: SecretStr | None = None
     """URL notified of failed runs and moved scores; None leaves notifications unchanged."""
-    _children: Children = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self._children = Children(self.root, self.home)
+    _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def url(self) -> str:
@@ -140,7 +134,8 @@ class LocalPrefect:
         for port in (self.port, self.port + 1):
             if _listens(port):
                 raise SetUpError(f"{_holder(port)}; choose another one, as in PREFECT_PORT=4300")
-        devices = shares(visible_gpus(), self.gpu_workers)
+        workers = 1 if self.gpu_workers is None else self.gpu_workers
+        devices = shares(visible_gpus(), workers)
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             # Shells start background commands with SIGINT ignored. Workers would inherit this, but a worker needs
             # SIGINT to end itself.
@@ -149,13 +144,16 @@ class LocalPrefect:
         try:
             if self.published is not None:
                 self.published.mkdir(parents=True, exist_ok=True)
-                self._start("reports", _file_server(self.port + 1, self.published))
+                command = [sys.executable, "-m", "infra.reports", str(self.port + 1), str(self.published)]
+                self._start("reports", command)
             self.start_server()
             with self._settings():
-                self._set_up().apply(self.environment)
+                SetUp(self.root, gpu_workers=self.gpu_workers or None, webhook=self.webhook).apply(
+                    self.environment
+                )
             self._start("worker-cpu", worker.command("cpu", "local-cpu", None))
             for number, share in enumerate(devices):
-                name = "gpu" if self.gpu_workers == 1 else f"gpu-{number}"
+                name = "gpu" if workers == 1 else f"gpu-{number}"
                 self._start(f"worker-{name}", worker.command("gpu", f"local-{name}", 1), share)
             yield
         except SetUpError:
@@ -165,52 +163,51 @@ class LocalPrefect:
             self.stop()
             (self.home / PORT).write_text("", encoding="utf-8")
 
-    def _set_up(self) -> SetUp:
-        keep = self.keep_gpu_limit or self.gpu_workers == 0
-        return SetUp(
-            self.root,
-            gpu_workers=None if keep else self.gpu_workers,
-            new_gpu_limit=max(1, self.gpu_workers),
-            webhook=self.webhook,
-        )
-
     def start_server(self) -> None:
         """Start or restart the server, and wait until it answers; SetUpError if it does not in time."""
         settings = dict(self.server)
         if self.auth is not None:
             settings[SERVER_STRING] = self.auth
-        if self.database is not None:
-            settings[DATABASE] = self.database
-        self._start("server", _server(self.port), settings)
-        self._wait_for_server()
-
-    def process(self, name: str) -> psutil.Process:
-        """The process named `server`, `reports`, `worker-cpu` or `worker-gpu` (`worker-gpu-0`, ... if several)."""
-        return self._children.process(name)
-
-    def check(self) -> None:
-        """Check that server and workers are running; SetUpError as `Children.check`."""
-        self._children.check()
-
-    def start_again(self, say: Callable[[str], None]) -> None:
-        """Start server or workers again if they have ended, and `say` so; the others go on. Call it every second.
-
-        SetUpError if one of them ends again and again.
-        """
-        self._children.start_again(say)
-
-    def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        self._children.start(name, command, self.environment | dict(environment or {}))
-
-    def _wait_for_server(self) -> None:
+        command = [sys.executable, "-m", "infra.server", "--host", HOST, "--port", str(self.port)]
+        self._start("server", command, settings)
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
-            self._children.check()
+            self.check()
             with suppress(httpx.TransportError):  # not listening yet
                 if httpx.get(f"{self.url}/api/health").is_success:
                     return
             time.sleep(0.5)
         raise SetUpError(f"no healthy server within {_START_SECONDS:.0f} s; see {self.home / 'server.log'}")
+
+    def process(self, name: str) -> psutil.Process:
+        """The process named `server`, `reports`, `worker-cpu` or `worker-gpu` (`worker-gpu-0`, ... if several)."""
+        return psutil.Process(self._processes[name].pid)
+
+    def check(self) -> None:
+        """Check that all processes run; SetUpError names one that has ended, its exit status and its log file."""
+        for name, process in self._processes.items():
+            if process.poll() is not None:
+                raise SetUpError(
+                    f"{name} ended with {process.returncode}; see {self.home / name}.log. The others were stopped too; "
+                    "when they are started again, runs that were active are run once more"
+                )
+
+    def _start(self, name: str, command: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
+        """Start a process with a log file.
+
+        It has its own session, so that Ctrl-C reaches only this process. If this process is killed, the kernel ends it;
+        flow runs and stages end with their worker.
+        """
+        with (self.home / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                exec_with_parent_death_signal(command),
+                cwd=self.root,
+                env=self.environment | dict(variables or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     @contextmanager
     def _settings(self) -> Iterator[None]:
@@ -226,18 +223,19 @@ class LocalPrefect:
         become Cancelled, which is final. A run stopped here must not count as crashed, or the server would run it
         again. With `cancel` off, their states stay.
         """
-        serves = cancel and self._children.is_running("server") and _listens(self.port)
+        server = self._processes.get("server")
+        serves = cancel and server is not None and server.poll() is None and _listens(self.port)
         try:
             try:
                 if serves:
                     self._set_unfinished(Cancelling(message="make serve was stopped."))
             finally:
-                _stop_all(self._children.processes(without="server"))
+                _stop_all([process for process in self._processes.values() if process is not server])
             if serves:
                 self._set_unfinished(Cancelled(message="make serve was stopped."))
         finally:
-            _stop_all(self._children.processes())
-            self._children.clear()
+            _stop_all([*self._processes.values()])
+            self._processes.clear()
 
     def _set_unfinished(self, state: State) -> None:
         """Set the state of every run that a worker has taken, and of the scheduled runs that such a run waits for."""
@@ -356,11 +354,3 @@ def _holder(port: int) -> str:
                 f"port {port} is in use by a Prefect server, perhaps `make serve` of another folder or user"
             )
     return f"port {port} is in use by another program"
-
-
-def _server(port: int) -> list[str]:
-    return [sys.executable, "-m", "infra.server", "--host", HOST, "--port", str(port)]
-
-
-def _file_server(port: int, folder: Path) -> list[str]:
-    return [sys.executable, "-m", "infra.reports", str(port), str(folder)]

@@ -14,8 +14,7 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import FlowRun, StateType
 
-from infra.automations import TAG
-
+TAG = "chunk-grpo"
 _PAGE = 200  # the server's limit per request
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from chunk_grpo.environment import PUBLISH, REPORTS_URL
 from chunk_grpo.errors import ChunkGrpoError
 from chunk_grpo.orchestration.served import AUTH, OUR_STRING, kept_string
-from infra.local_prefect import DATABASE, SERVER_STRING, LocalPrefect, stop_on_signals
+from infra.local_prefect import SERVER_STRING, LocalPrefect, stop_on_signals
 from infra.setup import SetUpError, webhook
 from infra.worker import of_the_server, own_folder
 
@@ -40,7 +40,7 @@ def main() -> int:
         with prefect.running():
             console.print(_welcome(prefect), markup=False)
             while True:
-                prefect.start_again(lambda text: console.print(text, markup=False))
+                prefect.check()
                 time.sleep(1)
     except KeyboardInterrupt:
         console.print("Stopped: server, workers and their flow runs.")
@@ -56,10 +56,8 @@ def from_environment() -> LocalPrefect:
         root=ROOT,
         home=Path(os.environ.get("PREFECT_HOME") or ROOT / ".prefect").resolve(),
         port=_number("PREFECT_PORT", 4200, least=1),
-        gpu_workers=_number("GPU_WORKERS", 1, least=0),
-        keep_gpu_limit=not os.environ.get("GPU_WORKERS"),
-        database=os.environ.get(DATABASE) or None,
-        server={name: value for name, value in os.environ.items() if of_the_server(name)},
+        gpu_workers=_number("GPU_WORKERS", 1, least=0) if os.environ.get("GPU_WORKERS") else None,
+        server={name: value for name, value in os.environ.items() if value and of_the_server(name)},
         publish=os.environ.get(PUBLISH) or None,
         reports=os.environ.get(REPORTS_URL) or None,
         webhook=webhook(),
@@ -96,7 +94,9 @@ def _welcome(prefect: LocalPrefect) -> str:
     if prefect.auth is not None and os.environ.get(OUR_STRING, prefect.auth) != prefect.auth:
         variables += f'{OUR_STRING}="$(cat {prefect.home / AUTH})" '
     elsewhere = (
-        "" if prefect.gpu_workers else "GPU workers  none here; where the GPUs are: make worker POOL=gpu\n"
+        "GPU workers  none here; where the GPUs are: make worker POOL=gpu\n"
+        if prefect.gpu_workers == 0
+        else ""
     )
     password = f"in {prefect.home / AUTH}"
     if prefect.auth is None:

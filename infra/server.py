@@ -1,9 +1,8 @@
-"""`prefect server start` with `Door`: the server of `make serve`, compose and Kubernetes."""
+"""Prefect's server behind a `Door`: the server of `make serve`, compose and Kubernetes."""
 
 from __future__ import annotations
 
-import runpy
-import sys
+import argparse
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -66,25 +65,29 @@ def _unframed(send: Callable[[Message], Awaitable[None]]) -> Callable[[Message],
     return wrapped
 
 
-def _shut(words: list[str]) -> None:
-    """Put a door before the application that `prefect server start` makes in this process."""
-    from prefect.server.api import server
+def main() -> None:
+    """Serve until SIGINT or SIGTERM, as `prefect server start` does, with a door before the application."""
+    import uvicorn  # here: Prefect's server takes seconds to import
+    from prefect.server.api.server import create_app
     from prefect.settings import get_current_settings
 
-    settings, create = get_current_settings().server, server.create_app
+    settings = get_current_settings().server
+    parser = argparse.ArgumentParser(prog="python -m infra.server", description=__doc__)
+    parser.add_argument("--host", default=settings.api.host)
+    parser.add_argument("--port", type=int, default=settings.api.port)
+    options = parser.parse_args()
     listed = [origin.strip() for origin in settings.api.cors_allowed_origins.lower().split(",")]
     origins = [origin for origin in listed if origin not in ("", "*")]
-    loopback = (words[words.index("--host") + 1] if "--host" in words else settings.api.host) in LOOPBACK
-
-    def create_app(*arguments: Any, **options: Any) -> Any:
-        app = create(*arguments, **options)
-        app.add_middleware(Door, origins=origins, loopback=loopback)
-        return app
-
-    server.create_app = create_app
+    uvicorn.run(
+        Door(create_app(final=True), origins, loopback=options.host in LOOPBACK),
+        host=options.host,
+        port=options.port,
+        timeout_keep_alive=settings.api.keepalive_timeout,
+        ws_ping_interval=settings.api.websocket_ping_interval,
+        ws_ping_timeout=settings.api.websocket_ping_timeout,
+        log_level=settings.logging_level.lower(),
+    )
 
 
 if __name__ == "__main__":
-    _shut(sys.argv[1:])
-    sys.argv[1:1] = ["server", "start"]
-    runpy.run_module("prefect", run_name="__main__", alter_sys=True)
+    main()

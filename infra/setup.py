@@ -21,26 +21,26 @@ from typing import Any
 
 import httpx
 import yaml
+from prefect.blocks.webhook import Webhook
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
-from prefect.client.schemas.objects import StateType
-from prefect.events.clients import get_events_client
-from prefect.events.schemas.events import Event, RelatedResource, Resource
+from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL
-from prefect.utilities.asyncutils import run_coro_as_sync
+from prefect.types import SecretDict
 from prefect.workers.process import ProcessWorker
 from pydantic import SecretStr
 from rich.console import Console
-from websockets.exceptions import WebSocketException
 
 from chunk_grpo.environment import NOTIFY_WEBHOOK
-from infra import automations
 from infra.deployments import PREFECT_FILE, deployments_file, named_pools
-from infra.runs import runs_in
 
 ROOT = Path(__file__).resolve().parents[1]
 POOL_TYPES = ("process", "kubernetes", "ecs")
+AUTOMATIONS, NOTIFICATIONS = (
+    Path(__file__).with_name(f"{name}.yaml") for name in ("automations", "notifications")
+)
+WEBHOOK_BLOCK = "chunk-grpo-notify"
 
 
 class SetUpError(Exception):
@@ -54,23 +54,6 @@ def webhook() -> SecretStr | None:
 
 
 @dataclass(frozen=True)
-class Pool:
-    """Wanted settings of a work pool."""
-
-    name: str
-    """Name of the pool."""
-    limit: int | None = None
-    """Maximum number of concurrent flow runs; None for no limit."""
-    keep_limit: bool = False
-    """Whether an existing pool keeps its limit."""
-    type: str = "process"
-    """Type of its workers, one of POOL_TYPES."""
-    template: Mapping[str, Any] | None = None
-    """Base job template with `variables` and `job_configuration`; None for Prefect's default, or, for an existing
-    pool, its present template."""
-
-
-@dataclass(frozen=True)
 class SetUp:
     """Wanted set-up of a server."""
 
@@ -78,8 +61,6 @@ class SetUp:
     """Repository with prefect.yaml and the flows."""
     gpu_workers: int | None = None
     """Number of GPU workers, used as the limit of the pool `gpu`; None keeps the limit of an existing pool."""
-    new_gpu_limit: int = 1
-    """Limit of a new pool `gpu` if `gpu_workers` is None."""
     pool_type: str = "process"
     """Worker type of the pools that have a template."""
     templates: Mapping[str, Path] = field(default_factory=dict)
@@ -92,8 +73,8 @@ class SetUp:
     """Whether to reset existing deployments to the schedules and default parameters of prefect.yaml, and to enable
     them."""
 
-    def pools(self) -> list[Pool]:
-        """The work pools `cpu`, `gpu`, and those on which stages run.
+    def pools(self) -> list[WorkPoolCreate]:
+        """The work pools `cpu`, `gpu`, and those on which stages run; only the pool `gpu` has a limit.
 
         SetUpError if the number of workers or a template is invalid, or a file of parameters is not YAML.
         """
@@ -101,19 +82,14 @@ class SetUp:
             raise SetUpError(f"the number of GPU workers must be at least 1, got {self.gpu_workers}")
         if self.pool_type != "process" and not self.templates:
             raise SetUpError(f"pool type {self.pool_type} needs a base job template: --template POOL=FILE")
-        read = {name: read_template(path) for name, path in self.templates.items()}
-        kinds: dict[str, dict[str, Any]] = {
-            name: {"type": self.pool_type, "template": template} for name, template in read.items()
-        }
-        gpu_limit = self.new_gpu_limit if self.gpu_workers is None else self.gpu_workers
         return [
-            Pool("cpu", keep_limit=True, **kinds.get("cpu", {})),
-            Pool("gpu", gpu_limit, keep_limit=self.gpu_workers is None, **kinds.get("gpu", {})),
-            *(
-                Pool(name, keep_limit=True, **kinds.get(name, {}))
-                for name in self.stage_pools()
-                if name not in ("cpu", "gpu")
-            ),
+            WorkPoolCreate(
+                name=name,
+                type=self.pool_type if name in self.templates else "process",
+                base_job_template=read_template(self.templates[name]) if name in self.templates else {},
+                concurrency_limit=(self.gpu_workers or 1) if name == "gpu" else None,
+            )
+            for name in dict.fromkeys(["cpu", "gpu", *self.stage_pools()])
         ]
 
     def stage_pools(self) -> list[str]:
@@ -132,16 +108,40 @@ class SetUp:
         pools = self.pools()
         with connected() as client:
             for pool in pools:
-                _set_up_pool(client, pool)
-            wanted = automations.supervision()
+                _set_up_pool(client, pool, keep_limit=pool.name != "gpu" or self.gpu_workers is None)
+            wanted = automations(AUTOMATIONS)
             if self.webhook is not None:
-                wanted += automations.notifications(self.webhook)
-            automations.apply(client, wanted)
-            unwatched = _unwatched(client)
+                block = Webhook(url=self.webhook, headers=SecretDict({"Content-Type": "application/json"}))
+                wanted += automations(NOTIFICATIONS, BLOCK=str(block.save(WEBHOOK_BLOCK, overwrite=True)))
+            set_up_automations(client, wanted)
             existing = client.read_deployments()
-        _watch(unwatched)
         content = deployments_file(self.root, [] if self.reset_schedules else existing, self.stage_pools())
         deploy(self.root, content, environment)
+
+
+def automations(file: Path, **values: str) -> list[AutomationCore]:
+    """The automations of a file, with values in the place of words."""
+    text = file.read_text(encoding="utf-8")
+    for word, value in values.items():
+        text = text.replace(f": {word}\n", f": {value}\n")
+    return [AutomationCore.model_validate(each) for each in yaml.safe_load(text)["automations"]]
+
+
+def set_up_automations(client: SyncPrefectClient, wanted: Sequence[AutomationCore]) -> None:
+    """Create missing automations and mend changed ones, by name; keeps whether one is enabled.
+
+    Unchanged automations are not written: writing one drops its running timers.
+    """
+    for automation in wanted:
+        existing = client.read_automations_by_name(automation.name)
+        if not existing:
+            client.create_automation(automation)
+            continue
+        new = automation.model_copy(update={"enabled": existing[0].enabled})
+        if AutomationCore.model_validate(existing[0].model_dump()) != new:
+            # The server rejects an owner in an update.
+            changed = AutomationCore.model_validate(new.model_dump(exclude={"owner_resource"}))
+            client.update_automation(existing[0].id, changed)
 
 
 @contextmanager
@@ -181,7 +181,7 @@ def _refusal(url: str, error: PrefectHTTPStatusError) -> str:
     return f"{url} refused {error.request.method} {error.request.url.path}: {error}"
 
 
-def read_template(path: Path) -> Mapping[str, Any]:
+def read_template(path: Path) -> dict[str, Any]:
     """Read a base job template file, JSON with all parts that Prefect needs."""
     try:
         template = json.loads(path.read_text(encoding="utf-8"))
@@ -192,20 +192,14 @@ def read_template(path: Path) -> Mapping[str, Any]:
     return template
 
 
-def _set_up_pool(client: SyncPrefectClient, pool: Pool) -> None:
+def _set_up_pool(client: SyncPrefectClient, pool: WorkPoolCreate, *, keep_limit: bool) -> None:
     """Create a work pool, or update it; keeps the user's description, and whether the pool is paused."""
+    template = pool.base_job_template
     try:
         existing = client.read_work_pool(pool.name)
     except ObjectNotFound:
-        template = pool.template or ProcessWorker.get_default_base_job_template()
-        client.create_work_pool(
-            WorkPoolCreate(
-                name=pool.name,
-                type=pool.type,
-                base_job_template=dict(template),
-                concurrency_limit=pool.limit,
-            )
-        )
+        default = template or ProcessWorker.get_default_base_job_template()
+        client.create_work_pool(pool.model_copy(update={"base_job_template": default}))
         return
     if existing.type != pool.type:
         raise SetUpError(
@@ -213,53 +207,12 @@ def _set_up_pool(client: SyncPrefectClient, pool: Pool) -> None:
             f"that: wait until the pool has no runs, run `prefect work-pool delete {pool.name}`, then run this again"
         )
     changes: dict[str, Any] = {}
-    if pool.limit != existing.concurrency_limit and not pool.keep_limit:
-        changes["concurrency_limit"] = pool.limit
-    if pool.template is not None and dict(pool.template) != existing.base_job_template:
-        changes["base_job_template"] = dict(pool.template)
+    if pool.concurrency_limit != existing.concurrency_limit and not keep_limit:
+        changes["concurrency_limit"] = pool.concurrency_limit
+    if template and template != existing.base_job_template:
+        changes["base_job_template"] = template
     if changes:
         client.update_work_pool(pool.name, WorkPoolUpdate(**changes))
-
-
-def _unwatched(client: SyncPrefectClient) -> list[Event]:
-    """One event per flow run of our deployments that may have been lost while the server was down."""
-    types = {pool.name: pool.type for pool in client.read_work_pools()}
-    tag = RelatedResource(dict(automations.TAG_RESOURCE))
-    events = []
-    for kind, event in {
-        StateType.RUNNING: automations.WATCH_RUNNING,
-        StateType.PENDING: automations.WATCH_PENDING,
-    }.items():
-        for run in runs_in(client, [kind]):
-            name = run.work_pool_name or ""
-            pool = {
-                "prefect.resource.id": f"prefect.work-pool.{name}",
-                "prefect.resource.role": "work-pool",
-                "prefect.work-pool.type": types.get(name, ""),
-            }
-            resource = Resource({"prefect.resource.id": f"prefect.flow-run.{run.id}"})
-            events.append(Event(event=event, resource=resource, related=[tag, RelatedResource(pool)]))
-    return events
-
-
-def _watch(events: Sequence[Event]) -> None:
-    """Send the events; on failure only print a warning, since pools and deployments work without them."""
-    try:
-        run_coro_as_sync(_emit(events))
-    except (TimeoutError, OSError, WebSocketException) as error:
-        text = (
-            f"warning: {PREFECT_API_URL.value()} takes no WebSockets ({type(error).__name__}: {error}), which logs, "
-            "events and lost runs need; does a proxy in front of it hand them on?"
-        )
-        Console(stderr=True, highlight=False, soft_wrap=True).print(text, style="yellow", markup=False)
-
-
-async def _emit(events: Sequence[Event]) -> None:
-    if not events:
-        return
-    async with get_events_client(reconnection_attempts=3, checkpoint_every=1) as client:
-        for event in events:
-            await client.emit(event)
 
 
 def deploy(root: Path, content: str, environment: Mapping[str, str]) -> None:

@@ -23,7 +23,6 @@ from rich.console import Console
 from chunk_grpo.environment import NOTIFY_WEBHOOK, REPOSITORY, WORKER_PID
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.orchestration.dvc_state import keep_own_state
-from infra.automations import HEARTBEAT_SECONDS
 from infra.setup import ROOT, SetUpError, connected
 
 _OF_THE_SERVER = ("PREFECT_SERVER_", "PREFECT_API_DATABASE_")
@@ -125,7 +124,7 @@ def worker_environment(base: Mapping[str, str], repository: Path, home: Path, ap
     path = [str(Path(sys.executable).parent), base.get("PATH", os.defpath)]
     return {
         # Prefect does not pass the heartbeat setting of prefect.toml on to flow runs in another folder.
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
         **{name: base[name] for name in base if not of_the_server(name) and name != NOTIFY_WEBHOOK},
         "PATH": os.pathsep.join(path),
         "PREFECT_API_URL": api_url,

@@ -1,14 +1,17 @@
 """Automations of a real server for flow runs that a worker took and that never run."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.events.schemas.automations import EventTrigger
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from infra import automations, runs
+from infra import runs
 from infra.local_prefect import LocalPrefect, _unfinished
+from infra.setup import AUTOMATIONS, automations, set_up_automations
 from tests.infra.deployment_files import template
 from tests.waiting import wait_for
 
@@ -23,9 +26,13 @@ NEVER = "2099-01-01T00:00:00Z"
 def impatient(served: LocalPrefect) -> Iterator[LocalPrefect]:
     """A server that takes runs for lost which do not run after some seconds."""
     with temporary_settings({PREFECT_API_URL: f"{served.url}/api"}), get_client(sync_client=True) as client:
-        # The least that Prefect allows, and more.
-        wanted = automations.supervision(process_seconds=10, container_seconds=25)
-        automations.apply(client, wanted)
+        wanted = automations(AUTOMATIONS)
+        for automation, seconds in zip(
+            wanted[1:3], (10, 25), strict=True
+        ):  # the least that Prefect allows, and more
+            assert isinstance(automation.trigger, EventTrigger)
+            automation.trigger.within = timedelta(seconds=seconds)
+        set_up_automations(client, wanted)
     yield served
     set_up(served)
 
@@ -58,8 +65,8 @@ WAYS = (["Pending"], ["Pending", "Submitting"], ["Pending", "Submitting", "Infra
 
 def test_run_that_never_starts_is_marked_crashed(impatient: LocalPrefect, container_pool: str) -> None:
     told = {
-        "chunk-grpo/full": "Its worker was lost: not running 10 s after it was taken.",
-        container_pool: "No image, no machine, or its worker was lost: not running 25 s",
+        "chunk-grpo/full": "Its worker was lost: not running",
+        container_pool: "No image, no machine, or its worker was lost: not running",
     }
     runs = [(taken(impatient, name, *states), said) for name, said in told.items() for states in WAYS]
     for run, said in runs:

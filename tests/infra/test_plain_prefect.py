@@ -13,7 +13,7 @@ import yaml
 from prefect.blocks.system import Secret
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from infra.local_prefect import LocalPrefect, free_port, stop_trees
+from infra.local_prefect import DATABASE, LocalPrefect, free_port, stop_trees
 from tests.waiting import wait_for
 
 from .conftest import ask, start_run, state
@@ -73,8 +73,8 @@ def test_a_run_completes(
     request: pytest.FixtureRequest,
 ) -> None:
     root = make_pipeline(tmp_path / "root")
-    url = request.getfixturevalue("postgres")[0] if database == "postgres" else None
-    prefect = LocalPrefect(root=root, home=tmp_path / "home", port=free_port(), database=url)
+    server = {DATABASE: request.getfixturevalue("postgres")[0]} if database == "postgres" else {}
+    prefect = LocalPrefect(root=root, home=tmp_path / "home", port=free_port(), server=server)
     environment |= {"PREFECT_API_URL": f"{prefect.url}/api"}
 
     def command(*words: str) -> None:

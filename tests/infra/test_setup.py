@@ -1,41 +1,32 @@
 """Checks and decisions of set-up, workers and `make serve` before they contact a server."""
 
-import http.server
 import json
 import os
 import shlex
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from prefect.events.schemas.events import Event, Resource
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from chunk_grpo.environment import SCORE_MOVED
 from infra import serve, worker
 from infra.deployments import deployments_file
-from infra.local_prefect import LocalPrefect, free_port, shares, visible_gpus
-from infra.setup import SetUp, SetUpError, _watch, read_template
+from infra.local_prefect import DATABASE, LocalPrefect, free_port, shares, visible_gpus
+from infra.setup import NOTIFICATIONS, SetUp, SetUpError, automations, read_template
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEMPLATE = {"job_configuration": {}, "variables": {"type": "object", "properties": {}}}
 
 
-def test_pools_have_a_limit_for_gpus_alone() -> None:
-    cpu, gpu = SetUp(gpu_workers=3).pools()
-    assert (cpu.name, cpu.limit, cpu.keep_limit, cpu.type) == ("cpu", None, True, "process")
-    assert (gpu.name, gpu.limit, gpu.keep_limit) == ("gpu", 3, False)
-
-
-def test_only_a_pool_with_a_template_gets_another_type(tmp_path: Path) -> None:
+def test_only_a_pool_with_a_template_gets_another_type_and_only_gpu_a_limit(tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
     file.write_text(json.dumps(TEMPLATE))
-    cpu, gpu = SetUp(pool_type="kubernetes", templates={"gpu": file}).pools()
-    assert (cpu.type, cpu.template) == ("process", None)
-    assert (gpu.type, gpu.template) == ("kubernetes", TEMPLATE)
+    wanted = SetUp(tmp_path, gpu_workers=3, pool_type="kubernetes", templates={"gpu": file}).pools()
+    found = [(pool.name, pool.type, pool.base_job_template, pool.concurrency_limit) for pool in wanted]
+    assert found == [("cpu", "process", {}, None), ("gpu", "kubernetes", TEMPLATE, 3)]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +49,7 @@ def test_pools_that_parameters_or_presets_name_get_the_deployments_of_stages(tmp
     (tmp_path / "params.yaml").write_text("pools: {train: l40s}\n")
     wanted = SetUp(root=tmp_path, more_pools=["a100"])
     assert [pool.name for pool in wanted.pools()] == ["cpu", "gpu", "a100", "h100", "l40s"]
-    assert all(pool.keep_limit and pool.limit is None for pool in wanted.pools()[2:])
+    assert [pool.concurrency_limit for pool in wanted.pools()] == [None, 1, None, None, None]
     found = yaml.safe_load(deployments_file(REPOSITORY, [], wanted.stage_pools()))["deployments"]
     of_pool = {one["name"]: one for one in found if one["work_pool"]["name"] == "h100"}
     assert set(of_pool) == {f"{stage}-h100" for stage in ("encode", "profile", "train", "generate", "score")}
@@ -77,18 +68,6 @@ def test_invalid_template_error_names_the_file(tmp_path: Path, text: str) -> Non
         read_template(file)
 
 
-def test_proxy_without_websockets_gives_a_warning(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    event = Event(event="watch", resource=Resource({"prefect.resource.id": "prefect.flow-run.1"}))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as proxy:
-        threading.Thread(target=proxy.serve_forever, daemon=True).start()
-        with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{proxy.server_port}/api"}):
-            _watch([event])
-        proxy.shutdown()
-    assert "takes no WebSockets (Invalid" in capsys.readouterr().err
-
-
 def test_gpus_that_are_visible_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     for text, visible in (("2, GPU-5f0c", ["2", "GPU-5f0c"]), ("", [])):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
@@ -101,22 +80,14 @@ def test_gpus_that_are_visible_are_shared_out(monkeypatch: pytest.MonkeyPatch) -
         shares(devices, 5)
 
 
-@pytest.mark.parametrize("text", ["-1", "two", "1.5"])
-def test_numbers_of_make_serve_are_whole_and_not_too_small(
-    monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    monkeypatch.setenv("GPU_WORKERS", text)
-    with pytest.raises(SetUpError, match="GPU_WORKERS must be a whole number of at least 0"):
-        serve.from_environment()
-
-
-def test_gpu_limit_changes_only_if_number_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for text, expected in {"": (1, True), "0": (1, True), "4": (4, False)}.items():
+def test_the_number_of_gpu_workers_is_whole_and_not_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, number in {"": None, "0": 0, "4": 4}.items():
         monkeypatch.setenv("GPU_WORKERS", text)
-        gpu = serve.from_environment()._set_up().pools()[1]
-        assert (gpu.limit, gpu.keep_limit) == expected
-    gpu = LocalPrefect(root=tmp_path, home=tmp_path, gpu_workers=2)._set_up().pools()[1]
-    assert (gpu.limit, gpu.keep_limit) == (2, False)
+        assert serve.from_environment().gpu_workers == number
+    for text in ("-1", "two", "1.5"):
+        monkeypatch.setenv("GPU_WORKERS", text)
+        with pytest.raises(SetUpError, match="GPU_WORKERS must be a whole number of at least 0"):
+            serve.from_environment()
 
 
 SERVED = {
@@ -136,19 +107,13 @@ def serving_shell(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("serving_shell")
-def test_checks_and_drills_ignore_make_serve_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checks_and_drills_ignore_make_serve_settings(tmp_path: Path) -> None:
     prefect = LocalPrefect(root=tmp_path, home=tmp_path / "home", port=4300)
     assert prefect.published == tmp_path / "home" / "published"
     assert prefect.environment["CHUNK_GRPO_PUBLISH"] == str(tmp_path / "home" / "published")
     assert prefect.environment["CHUNK_GRPO_REPORTS_URL"] == prefect.reports_url == "http://127.0.0.1:4301"
     assert [name for name, value in prefect.environment.items() if value in SERVED.values()] == []
-    given: list[Any] = []
-    monkeypatch.setattr(prefect, "_start", lambda *arguments: given.append(arguments))
-    monkeypatch.setattr(prefect, "_wait_for_server", lambda: None)
-    prefect.start_server()
-    assert "secret" not in str(given)
+    assert not prefect.server
     inside = LocalPrefect(root=tmp_path, home=tmp_path / "home", publish="results")
     assert inside.environment["CHUNK_GRPO_PUBLISH"] == str(inside.published) == str(tmp_path / "results")
 
@@ -160,7 +125,7 @@ def test_make_serve_reads_settings_from_environment(
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "user:secret")
     prefect = serve.from_environment()
     assert prefect.server["PREFECT_SERVER_API_AUTH_STRING"] == "user:secret"
-    assert prefect.database == SERVED["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
+    assert prefect.server[DATABASE] == SERVED[DATABASE]
     assert prefect.webhook is not None
     assert prefect.webhook.get_secret_value() == SERVED["CHUNK_GRPO_NOTIFY_WEBHOOK"]
     assert prefect.published is None
@@ -221,6 +186,12 @@ def test_flows_are_loaded_from_the_repository_of_the_worker(tmp_path: Path) -> N
     missing = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert missing.returncode != 0
     assert "CHUNK_GRPO_REPOSITORY: not set for this worker" in missing.stderr
+
+
+def test_scores_that_moved_are_told_by_the_event_that_flows_send() -> None:
+    found = automations(NOTIFICATIONS, BLOCK="00000000-0000-0000-0000-000000000001")
+    assert [each.actions[0].block_document_id.int for each in found] == [1, 1, 1]  # type: ignore[union-attr]
+    assert found[-1].trigger.expect == {SCORE_MOVED}  # type: ignore[union-attr]
 
 
 def test_every_deployment_has_a_name_of_its_own() -> None:

@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from infra.automations import HEARTBEAT_SECONDS
 from tests.infra.deployment_files import HOME, INFRA, ROOT, SECRET, UID, is_known, lint
 
 DOCKERFILE = INFRA / "docker" / "Dockerfile"
@@ -55,7 +54,7 @@ def test_an_image_holds_the_repository_where_the_environment_says(target: str) -
     assert (last(target, "WORKDIR"), last(target, "USER")) == (place, f"{UID}:{UID}")
     assert last(target, "ENTRYPOINT") == '["tini", "--", "python", "-m", "infra.linger"]'
     assert environment["PREFECT_HOME"] == last(target, "VOLUME") == HOME
-    assert environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == str(HEARTBEAT_SECONDS)
+    assert environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
 
 
 def test_every_variable_is_known_and_none_is_a_secret() -> None:
