@@ -115,7 +115,9 @@ def _followed(run: FlowRun, workspace: Workspace, log: Log) -> State[Any]:
                     stopping.wait(_POLL_SECONDS)  # the last log lines may arrive after the final state
                 if not waits and waits_for_worker(found, time.monotonic() - start):
                     waits = True
-                    log(f"{run.name} waits for a free worker of pool {found.work_pool_name}.")
+                    paused = client.read_work_pool(str(found.work_pool_name)).is_paused
+                    what = "pool {}, which is paused" if paused else "a free worker of pool {}"
+                    log(f"{run.name} waits for {what.format(found.work_pool_name)}.")
                 _forward_logs(client, run, log, seen)
                 run = found
             except httpx.HTTPError as error:
