@@ -36,7 +36,6 @@ from chunk_grpo.environment import NOTIFY_WEBHOOK
 from infra.deployments import PREFECT_FILE, deployments_file, named_pools
 
 ROOT = Path(__file__).resolve().parents[1]
-POOL_TYPES = ("process", "kubernetes", "ecs")
 AUTOMATIONS, NOTIFICATIONS = (
     Path(__file__).with_name(f"{name}.yaml") for name in ("automations", "notifications")
 )
@@ -62,7 +61,7 @@ class SetUp:
     gpu_workers: int | None = None
     """Number of GPU workers, used as the limit of the pool `gpu`; None keeps the limit of an existing pool."""
     pool_type: str = "process"
-    """Worker type of the pools that have a template."""
+    """Worker type of the pools that have a template: process, kubernetes or ecs."""
     templates: Mapping[str, Path] = field(default_factory=dict)
     """Base job template files by pool name; a pool without one has process workers."""
     more_pools: Sequence[str] = ()
@@ -220,16 +219,8 @@ def deploy(root: Path, content: str, environment: Mapping[str, str]) -> None:
     with tempfile.TemporaryDirectory(prefix="chunk-grpo-deploy-") as folder:
         file = Path(folder) / "prefect.yaml"
         file.write_text(content, encoding="utf-8")
-        command = [
-            sys.executable,
-            "-m",
-            "prefect",
-            "--no-prompt",
-            "deploy",
-            "--all",
-            "--prefect-file",
-            str(file),
-        ]
+        prefect = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
+        command = [*prefect, "--prefect-file", str(file)]
         result = subprocess.run(
             command,
             cwd=root,
@@ -252,48 +243,23 @@ def _template(text: str) -> tuple[str, Path]:
 
 def main() -> int:
     """Set up the server; return exit status 1 on failure."""
-    parser = argparse.ArgumentParser(
-        prog="python -m infra.setup",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(prog="python -m infra.setup", description=__doc__)
+    text = "number of GPU workers, used as the limit of pool gpu"
+    parser.add_argument("--gpu-workers", type=int, help=text)
+    text = "worker type of the pools with a template"
+    parser.add_argument("--pool-type", choices=["process", "kubernetes", "ecs"], default="process", help=text)
+    text = "base job template of a pool (JSON); a pool without one has process workers"
     parser.add_argument(
-        "--gpu-workers", type=int, help="number of GPU workers, used as the limit of pool gpu"
+        "--template", metavar="POOL=FILE", type=_template, action="append", default=[], help=text
     )
-    parser.add_argument(
-        "--pool-type", choices=POOL_TYPES, default="process", help="worker type of the pools with a template"
-    )
-    parser.add_argument(
-        "--template",
-        metavar="POOL=FILE",
-        type=_template,
-        action="append",
-        default=[],
-        help="base job template of a pool (JSON); a pool without one has process workers",
-    )
-    parser.add_argument(
-        "--pools",
-        nargs="+",
-        default=[],
-        metavar="POOL",
-        help="more pools for stages, beside those that params.yaml and the presets name",
-    )
-    parser.add_argument(
-        "--reset-schedules",
-        action="store_true",
-        help=f"reset schedules, default parameters and limits to {PREFECT_FILE}, and enable all deployments",
-    )
-    options = parser.parse_args()
+    text = "more pools for stages, beside those that params.yaml and the presets name"
+    parser.add_argument("--pools", dest="more_pools", metavar="POOL", nargs="+", default=[], help=text)
+    text = f"reset schedules, default parameters and limits to {PREFECT_FILE}, and enable all deployments"
+    parser.add_argument("--reset-schedules", action="store_true", help=text)
+    options = vars(parser.parse_args())
     console = Console(highlight=False, soft_wrap=True)
     try:
-        SetUp(
-            gpu_workers=options.gpu_workers,
-            pool_type=options.pool_type,
-            templates=dict(options.template),
-            more_pools=options.pools,
-            webhook=webhook(),
-            reset_schedules=options.reset_schedules,
-        ).apply()
+        SetUp(templates=dict(options.pop("template")), webhook=webhook(), **options).apply()
     except SetUpError as error:
         console.print(f"error: {error}", style="bold red", markup=False)
         return 1

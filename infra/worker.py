@@ -137,18 +137,8 @@ def worker_environment(base: Mapping[str, str], repository: Path, home: Path, ap
 def command(pool: str, name: str, limit: int | None) -> list[str]:
     """Command that execs the worker with its process id in WORKER_PID."""
     limits = [] if limit is None else ["--limit", str(limit)]
-    worker = [
-        sys.executable,
-        "-m",
-        "prefect",
-        "--no-prompt",
-        "worker",
-        "start",
-        "--pool",
-        pool,
-        "--name",
-        name,
-    ]
+    prefect = [sys.executable, "-m", "prefect", "--no-prompt", "worker", "start"]
+    worker = [*prefect, "--pool", pool, "--name", name]
     return ["/bin/sh", "-c", f'{WORKER_PID}=$$ exec "$@"', "worker", *worker, *limits]
 
 

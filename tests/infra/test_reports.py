@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def port(folder: Path) -> Iterator[int]:
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder))) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
         yield server.server_port
         server.shutdown()
 

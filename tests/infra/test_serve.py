@@ -50,7 +50,7 @@ def web_server(answer: bytes) -> Iterator[int]:
             self.wfile.write(answer)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
         yield server.server_port
         server.shutdown()
 

@@ -35,7 +35,7 @@ def asked() -> Iterator[tuple[int, list[str]]]:
             del args
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
         yield server.server_port, paths
         server.shutdown()
 
