@@ -16,7 +16,9 @@ from tests.waiting import wait_for
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 Pool = Literal["cpu", "gpu"]
-WITHOUT_HEARTBEAT = 120 + 60  # infra/automations.yaml
+AGAIN_AFTER = 240
+"""Seconds after which a lost run is run once more, by infra/automations.yaml."""
+WITHOUT_HEARTBEAT = 120 + 60
 """Within so many seconds a run that nobody reports must have ended: three minutes."""
 
 
@@ -87,7 +89,7 @@ def test_a_training_run_that_is_lost_twice_is_not_started_a_third_time(watch: Wa
     victims.tell("parent Failed")
     assert parent["state_type"] == "FAILED"
     assert "stage train@a by train/train-gpu: Crashed" in parent["state"]["message"]
-    time.sleep(30 + 15)
+    time.sleep(AGAIN_AFTER + 15)
     assert victims.children() == ["CRASHED", "CRASHED"]
     assert watch.run(victims.run)["state_type"] == "FAILED"
 
@@ -96,7 +98,7 @@ def test_the_process_of_the_run_is_killed_and_training_goes_on(watch: Watch) -> 
     victims = Victims(watch, 90.0)
     victims.kill(victims.engines["cpu"])
     victims.crashed(victims.run, 30)
-    wait_for(lambda: watch.run(victims.run)["run_count"] == 2, 120, "run once more")
+    wait_for(lambda: watch.run(victims.run)["run_count"] == 2, AGAIN_AFTER + 90, "run once more")
     assert len(victims.children()) == 1
     assert victims.completed(200) == 2
     assert victims.children() == ["COMPLETED"]
@@ -109,7 +111,7 @@ def test_the_worker_of_the_run_is_killed(watch: Watch) -> None:
     victims.kill(victims.workers["cpu"])
     watch.start_worker("cpu")
     victims.crashed(victims.run, WITHOUT_HEARTBEAT)
-    assert victims.completed(240) == 2
+    assert victims.completed(AGAIN_AFTER + 210) == 2
     assert victims.children()[-1] == "COMPLETED"
 
 
@@ -131,7 +133,7 @@ def test_both_workers_are_killed(watch: Watch) -> None:
     victims.crashed(victims.run, WITHOUT_HEARTBEAT)
     wait_for(lambda: victims.children()[0] in ("CRASHED", "CANCELLED"), WITHOUT_HEARTBEAT, "its child ended")
     victims.tell("child ended")
-    assert victims.completed(240) == 2
+    assert victims.completed(AGAIN_AFTER + 210) == 2
     assert victims.children()[-1] == "COMPLETED"
 
 
@@ -145,6 +147,6 @@ def test_a_machine_is_lost(watch: Watch, pools: tuple[Pool, ...]) -> None:
     lost = {"cpu": victims.run, "gpu": victims.child}
     for pool in pools:
         victims.crashed(lost[pool], WITHOUT_HEARTBEAT)
-    assert victims.completed(300) == (2 if "cpu" in pools else 1)
+    assert victims.completed(AGAIN_AFTER + 270) == (2 if "cpu" in pools else 1)
     assert victims.children() == (["CRASHED", "COMPLETED"] if "gpu" in pools else ["COMPLETED"])
     assert victims.trainings() == (2 if "gpu" in pools else 1)
