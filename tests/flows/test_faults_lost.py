@@ -16,7 +16,7 @@ from tests.waiting import wait_for
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 Pool = Literal["cpu", "gpu"]
-AGAIN_AFTER = 240
+AGAIN_AFTER = 300
 """Seconds after which a lost run is run once more, by infra/automations.yaml."""
 WITHOUT_HEARTBEAT = 120 + 60
 """Within so many seconds a run that nobody reports must have ended: three minutes."""

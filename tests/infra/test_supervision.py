@@ -61,10 +61,11 @@ def test_a_run_outlives_a_server_that_is_away_for_half_a_minute(served: LocalPre
     assert state(served, run) == ("COMPLETED", 1)
 
 
+@pytest.mark.timeout(1500)
 def test_a_lost_run_is_run_once_more_by_the_next_make_serve(
     tmp_path: Path, make_pipeline: Callable[[Path], Path]
 ) -> None:
-    """One of its processes is killed, and `make serve` ends all others. The pause is longer than its timer."""
+    """A killed process ends `make serve`. The pause is longer than Prefect keeps timers by default."""
     root, port = make_pipeline(tmp_path / "root"), free_port()
     prefect = LocalPrefect(root=root, home=root / ".prefect", port=port)
     with make_serve(root, port) as (serve, log):
@@ -75,8 +76,8 @@ def test_a_lost_run_is_run_once_more_by_the_next_make_serve(
             process.kill()
         assert serve.wait(120) == 1
         assert "server ended with -9; see" in log.read_text()
-    time.sleep(130)
+    time.sleep(200)
     with make_serve(root, port):
         assert state(prefect, run)[0] in ("RUNNING", "CRASHED")
-        wait_for(lambda: state(prefect, run)[0] == "COMPLETED", 200, "completed")
+        wait_for(lambda: state(prefect, run)[0] == "COMPLETED", 600, "completed")
         assert state(prefect, run)[1] == 2
