@@ -1,4 +1,4 @@
-"""Code of the stages: the files of each, which `inputs` records, the copy that the stages of a run use, and its digest.
+"""Code of the stages: the files of each, which `inputs` records, the copy that the stages of a run use.
 
 DVC hashes what a stage depends on when the stage has ended, and code is imported until then. So a stage does not depend
 on files of code, which may be edited meanwhile, but on their record, and runs a copy of what was recorded.
@@ -87,24 +87,13 @@ def is_under_dvc() -> bool:
     return "DVC_STAGE" in os.environ
 
 
-def add_code(digest: "hashlib._Hash", *parts: str, checkout: Path | None = None) -> None:
-    """Add code to a digest: packages and modules, such as `stages/train.py`; without `parts`, all.
-
-    `checkout` is the folder with the code; None: the code that runs.
-    """
-    checkout = checkout or ROOT
+def add_code(digest: "hashlib._Hash", *parts: str) -> None:
+    """Add code to a digest: packages and modules, such as `stages/train.py`; without `parts`, all."""
     for package in PACKAGES:
-        for path in sorted((checkout / package).rglob("*.py")):
-            name = path.relative_to(checkout).as_posix()
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
             if not parts or any(name == part or name.startswith(f"{part}/") for part in parts):
                 digest.update(path.read_bytes())
-
-
-def code_digest(checkout: Path | None = None) -> str:
-    """Digest of all code, by which other machines are matched; by default of the code that runs."""
-    digest = hashlib.sha256()
-    add_code(digest, checkout=checkout)
-    return digest.hexdigest()
 
 
 def _files_of(stage: str, root: Path, read: dict[Path, list[str]]) -> set[Path]:

@@ -4,7 +4,7 @@ PROCESSES = "CHUNK_GRPO_PROCESSES"
 """Number of processes on each machine that share a stage."""
 
 MACHINES = "PET_NNODES"
-"""Number of machines that share a stage. This variable and the next three are torchrun's."""
+"""Number of machines that share a stage. This variable and the next two are torchrun's."""
 
 MACHINE = "PET_NODE_RANK"
 """Number of this machine, from 0. Machine 0 runs the stage."""
@@ -12,11 +12,8 @@ MACHINE = "PET_NODE_RANK"
 MASTER_ADDRESS = "PET_MASTER_ADDR"
 """Host name or IP address of machine 0."""
 
-MASTER_PORT = "PET_MASTER_PORT"
-"""TCP port on machine 0 where the machines meet; 29500 by default."""
-
-MACHINES_KEY = "CHUNK_GRPO_MACHINES_KEY"
-"""File, closed to other users, with the key by which several machines know each other."""
+NOTES = "CHUNK_GRPO_MACHINES"
+"""Folder, on a disk that all machines see, in which several machines leave notes for each other."""
 
 STOP_SECONDS = "CHUNK_GRPO_STOP_SECONDS"
 """Seconds in which a stopped training must save its checkpoint, at least 1."""
@@ -27,11 +24,9 @@ CHECKPOINTS = "CHUNK_GRPO_CHECKPOINTS"
 PARENT = "CHUNK_GRPO_PARENT"
 """Process id of the launcher, set for the processes that it starts."""
 
-SAVING = "CHUNK_GRPO_SAVING"
-"""File that exists while one of several processes saves; the launcher waits until it is gone."""
-
 RUN_MARKER = "STAGE_RUN_MARKER"
-"""File that a stage touches at its start. It shows that DVC ran the stage instead of restoring its outputs."""
+"""File that a stage touches at its start, and to which it writes its exit code. It shows that DVC ran the stage instead
+of restoring its outputs."""
 
 REPOSITORY = "CHUNK_GRPO_REPOSITORY"
 """Checkout from which flow runs clone a commit; by default the checkout of this code."""

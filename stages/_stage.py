@@ -25,7 +25,6 @@ from rich.console import Console
 
 from chunk_grpo.artifacts import check_writable
 from chunk_grpo.artifacts.manifest import measured_run
-from chunk_grpo.artifacts.storage import is_remote
 from chunk_grpo.code import check_code
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.environment import RUN_MARKER
@@ -77,9 +76,9 @@ def run_stage(
             main(parameters, own)
     except (ChunkGrpoError, Stopped) as error:
         leave_group(has_failed=True)
-        return report_error(error)
+        return leave_code(report_error(error))
     leave_group()
-    return 0
+    return leave_code(0)
 
 
 def leave_group(*, has_failed: bool = False) -> None:
@@ -107,11 +106,21 @@ def let_memory_grow() -> None:
 
 
 def mark_as_run() -> None:
-    """Touch the marker file if the environment names one; only the main process does."""
+    """Empty the marker file if the environment names one; only the main process does."""
+    _mark("")
+
+
+def leave_code(code: int) -> int:
+    """Write a stage's exit code to the marker file, if there is one, for who does not see it; return the code."""
+    _mark(str(code))
+    return code
+
+
+def _mark(text: str) -> None:
     marker = os.environ.get(RUN_MARKER)
     if marker and is_main_process():
         try:
-            Path(marker).touch()
+            Path(marker).write_text(text, encoding="utf-8")
         except OSError as error:
             raise ConfigError(
                 f"{RUN_MARKER}: must be a writable file, got {marker!r} ({error.strerror}); unset it, or create its "
@@ -161,11 +170,6 @@ def parsed(main: Callable[..., None], arguments: type[Arguments]) -> tuple[Param
     return load_params(params), own
 
 
-def parameter_file(main: Callable[..., None], arguments: type[Arguments]) -> Path:
-    """The parameter file of the command line."""
-    return Path(_parse(main, arguments)[1])
-
-
 def value(help_text: str, default: Any = MISSING) -> Any:
     """A field of an arguments dataclass: an option with this description."""
     return dataclasses.field(default=default, metadata={"help": help_text})
@@ -179,11 +183,6 @@ def reads(help_text: str, default: Any = MISSING) -> Any:
 def writes(help_text: str) -> Any:
     """A field with a path that the stage writes; `run_stage` checks that it can be written."""
     return dataclasses.field(metadata={"help": help_text, "writes": True})
-
-
-def inputs_of(arguments: _Dataclass) -> list[str]:
-    """Paths that a stage reads and that are not in an object store."""
-    return [path for path in _paths(arguments, "reads") if path and not is_remote(path)]
 
 
 def _paths(arguments: _Dataclass, kind: str) -> list[str]:

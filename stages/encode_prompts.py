@@ -9,8 +9,8 @@ from chunk_grpo.config import Params
 from chunk_grpo.families.cut_prompts import no_warnings_of_cut_prompts
 from chunk_grpo.library.checkpoint import recorded_checkpoint
 from chunk_grpo.library.encoding import encoded
-from chunk_grpo.parallel import exhaust
-from stages._launch.processes import joined, run_processes
+from chunk_grpo.parallel import Workers, exhaust
+from stages._launch.processes import run_processes
 from stages._stage import reads, writes
 
 
@@ -23,7 +23,7 @@ class Arguments:
 
 def main(params: Params, arguments: Arguments) -> None:
     """Encode each distinct text once."""
-    workers = joined(arguments)
+    workers = Workers()
     prompts = [(r["prompt_id"], r["prompt"]) for r in read_table(arguments.prompts, "prompts").to_pylist()]
     family = recorded_checkpoint(params.model, arguments.model).loaded("text")
     negative = family.encode([params.model.negative_prompt]).to("cpu").tensors

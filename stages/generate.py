@@ -24,9 +24,9 @@ from chunk_grpo.image_files import decode_image, encode_png, image_grid
 from chunk_grpo.library.checkpoint import recorded_checkpoint, times_of
 from chunk_grpo.library.drawing import Tuned, drawn, given_images
 from chunk_grpo.library.stored_prompts import encoded_prompts
-from chunk_grpo.parallel import exhaust
+from chunk_grpo.parallel import Workers, exhaust
 from chunk_grpo.recorded import recorded_policy
-from stages._launch.processes import joined, run_processes
+from stages._launch.processes import run_processes
 from stages._stage import reads, value, writes
 
 BASE_SEED = -1
@@ -88,7 +88,7 @@ def row_of(arguments: Arguments, image: GeneratedImage) -> Row:
 
 def main(params: Params, arguments: Arguments) -> None:
     """Draw and store all images, and a grid of the first ones."""
-    workers, s = joined(arguments), params.generate
+    workers, s = Workers(), params.generate
     shown: list[NDArray[np.uint8]] = []
 
     def noted(rows: Iterator[Row]) -> Iterator[Row]:

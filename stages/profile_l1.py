@@ -15,7 +15,7 @@ from chunk_grpo.library.checkpoint import recorded_checkpoint, times_of
 from chunk_grpo.library.profiles import profiled
 from chunk_grpo.library.stored_prompts import encoded_prompts
 from chunk_grpo.parallel import Workers
-from stages._launch.processes import joined, run_processes
+from stages._launch.processes import run_processes
 from stages._stage import reads, writes
 
 
@@ -63,7 +63,7 @@ def mean_curves(table: pa.Table) -> pa.Table:
 
 def main(params: Params, arguments: Arguments) -> None:
     """Write the profile and its mean curves."""
-    workers = joined(arguments)
+    workers = Workers()
     with encoded_prompts(arguments.prompts, arguments.embeddings, params.sampling.cfg_scale) as stored:
         prompts = stored.require(stored.of())
         family = recorded_checkpoint(params.model, arguments.model, params.sampling).loaded("transformer")

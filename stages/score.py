@@ -6,16 +6,16 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from chunk_grpo.artifacts import join, read_json, read_table, table_from_rows, write_table
-from chunk_grpo.artifacts.kept import KEPT, forget_recorded
+from chunk_grpo.artifacts.kept import forget_recorded
 from chunk_grpo.artifacts.schemas import SCORER_KEY
 from chunk_grpo.artifacts.table_checks import check_scale
 from chunk_grpo.config import Params
 from chunk_grpo.config.scorers import InProcess
 from chunk_grpo.library.scoring import images_to_score, kept_scores, score_rows
-from chunk_grpo.machines import owns_disk
+from chunk_grpo.parallel import Workers
 from chunk_grpo.scorers.running.placing import place_checked
 from chunk_grpo.scorers.running.spec import spec_from
-from stages._launch.processes import joined, run_processes
+from stages._launch.processes import run_processes
 from stages._stage import reads, writes
 
 
@@ -43,7 +43,7 @@ def processes_of(params: Params, arguments: Arguments) -> int | None:
 
 def main(params: Params, arguments: Arguments) -> None:
     """Write the scores table, with the scorer's spec in its metadata."""
-    workers = joined(arguments)
+    workers = Workers()
     if workers.is_main:
         forget_recorded()
     spec = spec_from(read_json(arguments.spec), arguments.spec)
@@ -57,11 +57,8 @@ def main(params: Params, arguments: Arguments) -> None:
         check_scale(table, arguments.out, *scorer.settings.value_scale[1:])
     if workers.is_main:
         write_table(table, arguments.out, "scores", {SCORER_KEY.decode(): json.dumps(spec.to_json())})
-    is_owner = owns_disk(KEPT)
     if workers.is_main:
         kept.end(arguments.out)
-    elif is_owner:
-        kept.forget()
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.run import RunPaths, TrainingData
 from chunk_grpo.training.schedule import prompts_of_iteration, scheduled_prompts, starts_of_update
 from stages._launch.processes import run_processes
-from stages._stage import inputs_of, reads, value, writes
+from stages._stage import reads, value, writes
 
 TIMED = ("seconds_", "rate_")
 """Prefixes of wall-clock metrics, which differ between runs and are written to a file of their own."""
@@ -132,7 +132,6 @@ def main(params: Params, arguments: Arguments) -> None:
     variant_of(params, arguments)
     require_optimizer(params.train.optimizer)
     processes = Processes()  # before anything is loaded: this selects the process's GPU
-    processes.receive(inputs_of(arguments))
     require_training(params, arguments.variant, arguments.settings)
     writes = processes.is_main
     for place in (KEPT, LOGS) if writes else ():
@@ -145,10 +144,8 @@ def main(params: Params, arguments: Arguments) -> None:
     shown = training_settings(params, arguments.variant)
     with encoded_prompts(arguments.prompts, arguments.embeddings, params.sampling.cfg_scale) as stored:
         data = read_training_data(params, arguments, stored)
-        key = processes.once_a_machine(
-            lambda: checkpoint_key(params, arguments, data), "the inputs of this training"
-        )
-        folder, is_owner = KEPT / key, processes.owns_disk(KEPT)
+        key = processes.by_main(lambda: checkpoint_key(params, arguments, data))
+        folder = KEPT / key
         results = Results(
             folder, {"out": arguments.out, "curves": arguments.curves, "timings": arguments.timings}
         )
@@ -169,10 +166,7 @@ def main(params: Params, arguments: Arguments) -> None:
                 write_metrics(metrics, arguments, draft)
     if params.train.keep_state:
         return
-    # Machine 0 forgets first: parts on the other machines without its files do no harm, but not the reverse.
     processes.by_main(results.end)
-    if is_owner and not writes:
-        results.forget()
     if writes and copies is not None and not results.exist():
         remove_copies(copies)
 

@@ -234,6 +234,3 @@ class _OneOf(Processes):
 
     def by_all(self, action: Any) -> list[Any]:
         return [action()] * self.count
-
-    def owns_disk(self, folder: Path) -> bool:
-        return True

@@ -55,8 +55,6 @@ from chunk_grpo.training.sealing import (
 )
 from chunk_grpo.training.sharded_files import with_stored, without_sharded, write_sharded
 
-_KINDS = (CHECKPOINT, SHARDS)
-
 T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
@@ -106,8 +104,9 @@ class CheckpointStore:
             raise ValueError(f"keep must be at least 1, got {keep}")
         self._folder, self._identity, self._keep, self._copies = folder, identity, keep, copies
         self._processes = processes if processes is not None and processes.count > 1 else None
-        self._owns_disk = processes is None or processes.owns_disk(folder)
-        self._writes_shards = self._is_machine_with_disk()
+        # With hybrid sharding every machine holds all parts, and the first one writes them.
+        together = self._processes
+        self._writes_shards = together is None or together.index == together.place[0]
         self._refused: set[Path] = set()  # not counted by `keep`: bad files must not displace good ones
 
     def save(self, state: TrainingState, *, copied: bool = True) -> None:
@@ -132,10 +131,8 @@ class CheckpointStore:
         if self._copies is not None:
             self._copies.settle()
         folder = self._by_main(lambda: self._prepare(path, state.iteration))
-        self._remove_as_main(path)
         shards = self._write_shards(sharded, path, folder) if sharded else None
         self._by_main(lambda: self._write(path, state.iteration, plain, shards))
-        self._remove_as_main(path)
         if self._copies is not None and copied:
             self._copies.start(state.iteration)
 
@@ -154,22 +151,6 @@ class CheckpointStore:
         ]
         return f"{path.stem}.shards-{max(used, default=0) + 1}"
 
-    def _remove_as_main(self, path: Path) -> None:
-        """Remove what the main process has removed from its disk, on the disks of other machines."""
-        if self._processes is None or not self._processes.has_machines:
-            return
-        kept = self._by_main(lambda: {path.name for kind in _KINDS for _, path in self._files(kind)})
-
-        def remove() -> list[None]:
-            with self._writing(path):
-                for kind in _KINDS if self._owns_disk else ():
-                    for _, found in self._files(kind):
-                        if found.name not in kept:
-                            shutil.rmtree(found) if found.is_dir() else found.unlink()
-            return []
-
-        self._by_all(remove)
-
     def _write_shards(self, sharded: dict[str, DTensor], path: Path, name: str) -> Shards:
         """Write each process's part of the sharded tensors, and read it again for its checksums."""
         folder, processes = self._folder / name, self._processes
@@ -179,10 +160,9 @@ class CheckpointStore:
             if not self._writes_shards:
                 return []
             with self._writing(path):
-                if self._owns_disk:
-                    make_folder(self._folder)
+                make_folder(self._folder)
                 tensors.update(write_sharded(sharded, folder, processes.sharing if processes else None))
-                if self._owns_disk:
+                if processes is None or processes.is_main:
                     sync_folder(folder)
                     sync_folder(self._folder)
                 own = _share_of([file.name for file in folder.iterdir()], processes)
@@ -190,13 +170,6 @@ class CheckpointStore:
 
         checksums = dict(sorted(self._by_all(write)))
         return {"folder": name, "checksums": checksums, "tensors": tensors}
-
-    def _is_machine_with_disk(self) -> bool:
-        """Whether this process writes shards: with hybrid sharding, one machine for each disk does."""
-        if self._processes is None or not self._processes.is_hybrid:
-            return True
-        owners = self._by_all(lambda: [self._owns_disk])
-        return owners[self._processes.index - self._processes.place[0]]
 
     def _write(self, path: Path, iteration: int, plain: dict[str, Any], shards: Shards | None) -> None:
         """Write the sealed file; remove what is no longer kept."""
@@ -353,29 +326,18 @@ class CheckpointStore:
 
         Raises:
             UnusableError: A file is damaged, belongs to another computation, or contradicts its name.
-            DataError: The file cannot be copied to another machine.
         """
         reason, shards = self._by_main(lambda: self._checked(path, iteration))
         if reason:
             raise UnusableError(reason)
-        if self._processes is not None:
-            self._processes.receive([path])
         if shards is not None:
             folder, sums = self._folder / shards["folder"], shards["checksums"]
             own = _share_of(list(sums), self._processes)
             if bad := self._by_all(lambda: damaged(folder, [(name, sums[name]) for name in own])):
-                raise UnusableError(
-                    f"{folder.name}/{bad[0]} is missing or damaged (its checksum is wrong)"
-                    + self._advice_on_disks()
-                )
+                raise UnusableError(f"{folder.name}/{bad[0]} is missing or damaged (its checksum is wrong)")
         # Mapped, so that processes on one machine share the memory.
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return TrainingState(**with_stored(content["state"], self._folder, shards))
-
-    def _advice_on_disks(self) -> str:
-        if self._processes is None or not self._processes.has_machines:
-            return ""
-        return "; machines without a common disk resume in the number and order in which they wrote it"
 
     def _checked(self, path: Path, iteration: int) -> tuple[str, Shards | None]:
         """Reason to refuse a file, or "", and the description of its sharded tensors."""

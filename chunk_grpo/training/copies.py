@@ -1,9 +1,9 @@
 """Copies of a training's newest checkpoint in an object store or another folder.
 
 A training that lost its machine resumes from them on another one. Copies have the names of the files in the folder of
-checkpoints. Each machine copies the files on its disk, in the background, each in one step. Machine 0 copies the
-checkpoint's own file last; it names the files of sharded tensors. So a checkpoint that was copied in part has no such
-file, or names a file that is missing. Older copies are removed after all machines have copied a newer one.
+checkpoints. The main process copies them in the background, each in one step, and the checkpoint's own file last; it
+names the files of sharded tensors. So a checkpoint that was copied in part has no such file, or names a file that is
+missing. Older copies are removed after a newer one was copied.
 
 Files have checksums (`sealing`), which are verified before a copy is used. They find damage. Whoever can write there
 can replace files and checksums together, and so change weights; but files are read as plain values only.
@@ -45,20 +45,16 @@ class Copies:
             processes: Processes of the training.
         """
         self._location, self._folder, self._processes = location, folder, processes
-        self._owns_disk = processes.owns_disk(folder)
-        # With hybrid sharding each machine has all parts.
-        self._sends = self._owns_disk and (processes.is_main or not processes.is_hybrid)
         self._thread: threading.Thread | None = None
         self._failure = ""
         self._sent: list[str] = []
 
     def start(self, iteration: int) -> None:
         """Begin to copy the checkpoint of an iteration, after `settle`."""
-        if not self._sends:
+        if not self._processes.is_main:
             return
         parts = sorted(self._folder.glob(f"{Path(file_name(iteration)).stem}.shards-*/*"))
-        if self._processes.is_main:
-            parts += [*sorted((self._folder / BEST).glob("*.pt")), self._folder / file_name(iteration)]
+        parts += [*sorted((self._folder / BEST).glob("*.pt")), self._folder / file_name(iteration)]
         self._sent = [path.relative_to(self._folder).as_posix() for path in parts]
         self._thread = threading.Thread(target=self._send, name="copies", daemon=True)
         self._thread.start()
@@ -121,7 +117,7 @@ class Copies:
         return [(iteration_of(name), self._place(name)) for name in names]
 
     def fetch(self, iteration: int, check: Callable[[Path, int], tuple[str, Shards | None]]) -> None:
-        """Bring a checkpoint to the folder, with all parts to each disk.
+        """Bring a checkpoint to the folder.
 
         A file takes its name last. What is left of a checkpoint that was refused is removed by the next save.
 
@@ -152,7 +148,7 @@ class Copies:
         reason, shards = self._processes.by_main(fetch_file)
         if shards is not None:
             parts = shards
-            reason = next(filter(None, self._processes.by_all(lambda: self._fetch_parts(parts))), "")
+            reason = self._processes.by_main(lambda: self._fetch_parts(parts))
         if reason:
             raise UnusableError(reason)
 
@@ -169,9 +165,7 @@ class Copies:
         return [name for name in names if 0 <= iteration_of(name) <= iteration]
 
     def _fetch_parts(self, shards: Shards) -> str:
-        """Fetch the files of sharded tensors to this process's disk; why they are refused, or ""."""
-        if not self._owns_disk:
-            return ""
+        """Fetch the files of sharded tensors; why they are refused, or ""."""
         folder, checksums = self._folder / shards["folder"], shards["checksums"]
         with storage.storage_errors("write", folder):
             make_folder(folder)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -17,10 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from chunk_grpo.environment import PROCESSES, SAVING
+from chunk_grpo.environment import PROCESSES
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.families.sharding import shard_weights
-from chunk_grpo.machines import owns_disk, send_files
 from chunk_grpo.parallel import results_of_all
 
 T = TypeVar("T")
@@ -169,8 +167,7 @@ class Processes:
             ChunkGrpoError: `action` failed in a process; all processes raise the error of the lowest rank.
             TransientError: Another process has ended.
         """
-        with _announced() if self.is_main and self.count > 1 else nullcontext():
-            return results_of_all(action, self.count, self._patient)
+        return results_of_all(action, self.count, self._patient)
 
     @property
     def sharing(self) -> distributed.ProcessGroup | None:
@@ -197,41 +194,10 @@ class Processes:
         """Number of processes on this machine, and on each other one."""
         return int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
 
-    def once_a_machine(self, make: Callable[[], str], what: str) -> str:
-        """Result of `make`, called by the first process of each machine while the others wait, up to `_PATIENCE`.
-
-        Args:
-            make: Function with the same result on every machine.
-            what: Name of the things it looks at, for the error message.
-
-        Raises:
-            ChunkGrpoError: `make` failed; all processes raise the same type.
-            ConfigError: The results differ.
-            TransientError: Another process has ended.
-        """
-        is_first = self._accelerator.is_local_main_process
-        found = results_of_all(lambda: make() if is_first else None, self.count, self._patient)
-        made = [each for each in found if each is not None]
-        if len(set(made)) > 1:
-            raise ConfigError(
-                f"{what}: must be the same on all machines, but their files, settings or code differ; copy them "
-                "from one machine to the others"
-            )
-        return made[0]
-
     @property
     def has_machines(self) -> bool:
         """Whether the processes are on several machines."""
         return self.local_count < self.count
-
-    def receive(self, paths: Iterable[str | Path]) -> None:
-        """Make files of machine 0 present on all machines (`machines.send_files`)."""
-        if self.count > 1:
-            send_files(paths, self._patient)
-
-    def owns_disk(self, folder: Path) -> bool:
-        """Whether this process is the first of those that see this folder (`machines.owns_disk`)."""
-        return self.count == 1 or owns_disk(folder, self._patient)
 
     def padded_share(self, total: int) -> tuple[list[int], int]:
         """This process's share of `total` items, filled up to the length of the others', and its length without that.
@@ -257,17 +223,3 @@ class Processes:
             )
         size = total // self.count
         return range(self.index * size, (self.index + 1) * size)
-
-
-@contextmanager
-def _announced() -> Iterator[None]:
-    """Inside the block the file named by `environment.SAVING` exists; the launcher waits for it."""
-    if SAVING not in os.environ:
-        yield
-        return
-    file = Path(os.environ[SAVING])
-    file.touch()
-    try:
-        yield
-    finally:
-        file.unlink()

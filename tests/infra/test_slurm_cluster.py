@@ -6,15 +6,14 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, VARIANT, Workspace
 from tests.stages.started import STAGE
 from tests.waiting import wait_for
 
@@ -36,7 +35,7 @@ SlurmctldPort={port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
@@ -70,7 +69,7 @@ class Cluster:
             "SLURM_CONF": str(self.folder / "slurm.conf"),
             "PATH": f"{work / 'bin'}:{os.environ['PATH']}",
             "CHUNK_GRPO_PROCESSES": "1",
-            "PET_MASTER_PORT": str(free_port()),
+            "PYTHONPATH": f"{work}:{ROOT}",
         }
         return subprocess.run(
             command,
@@ -82,18 +81,24 @@ class Cluster:
             text=True,
         ).stdout
 
-    def submit(self, work: Path, nodes: int, *command: str) -> str:
+    def submit(self, work: Path, nodes: int, *command: str, options: Sequence[str] = ()) -> str:
         """Number of a new job."""
         script = str(ROOT / "infra" / "slurm" / "machines.sbatch")
-        options = ["--parsable", f"--nodes={nodes}", "--output=job.out"]
-        return self.run(work, "sbatch", *options, script, *command).strip()
+        common = ["--parsable", f"--nodes={nodes}", "--output=job.out"]
+        return self.run(work, "sbatch", *common, *options, script, *command).strip()
+
+    def shown(self, work: Path, job: str, name: str) -> str:
+        """A value of `scontrol show job`."""
+        (found,) = re.findall(rf"\b{name}=(\S+)", self.run(work, "scontrol", "show", "job", job))
+        return str(found)
 
     def ended(self, work: Path, job: str, seconds: float = 120) -> tuple[str, str]:
         """State and output of a job that has ended."""
 
         def state() -> str:
-            (found,) = re.findall(r"JobState=(\w+)", self.run(work, "scontrol", "show", "job", job))
-            return "" if found in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING") else str(found)
+            found = self.shown(work, job, "JobState")
+            is_going_on = found in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED")
+            return "" if is_going_on else found
 
         return wait_for(state, seconds, f"end of job {job}"), (work / "job.out").read_text()
 
@@ -155,21 +160,41 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_of_four_nodes_has_its_rank_and_its_part_of_a_stage(cluster: Cluster, checkout: Path) -> None:
+def stage(work: str) -> list[str]:
     options = ["--params", str(ROOT / "params.yaml"), "--manifest", "runs/test@a.json"]
-    stage = ["python", "-m", "stages.started", *options, "--out", "out", "--work", "nothing"]
-    state, output = cluster.ended(checkout, cluster.submit(checkout, 4, *stage), 300)
+    return ["python", "-m", "stages.started", *options, "--out", "out", "--work", work]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_each_node_has_its_rank_and_its_part_of_a_stage(
+    nodes: int, cluster: Cluster, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a cluster ends a step of which one task fails."""
+    monkeypatch.setenv("SLURM_KILL_BAD_EXIT", "1")
+    state, output = cluster.ended(checkout, cluster.submit(checkout, nodes, *stage("nothing")), 300)
     assert state == "COMPLETED", output
     ranks = sorted((checkout / "ranks").read_text().splitlines())
-    print(*ranks, sep="\n")  # noqa: T201  # what this test is for
-    assert ranks == [f"{node} has rank {rank} of 4" for rank, node in enumerate(NODES)]
-    assert {path.name: path.read_text() for path in (checkout / "out").iterdir()} == {
-        str(rank): "tiny 4 true 1" for rank in range(4)
+    assert ranks == [f"{node} has rank {rank} of {nodes}" for rank, node in enumerate(NODES[:nodes])]
+    assert {path.name: path.read_text().split()[0] for path in (checkout / "out").iterdir()} == {
+        str(rank): "tiny" for rank in range(nodes)
     }
     assert not list((checkout / ".dvc" / "tmp").iterdir())
 
 
+def test_a_killed_follower_is_named_and_the_job_is_queued_again(cluster: Cluster, checkout: Path) -> None:
+    """With the log of both runs."""
+    twice = "if [ -e begun ]; then work=nothing; else touch begun; work=hang; fi; "
+    command = " ".join(stage("$work"))
+    job = cluster.submit(checkout, 2, "bash", "-c", f"{twice}echo $work; exec {command}")
+    wait_for(lambda: (checkout / "out" / "1").exists(), 120, "the follower's process")
+    cluster.run(checkout, "scancel", "--signal=KILL", f"{job}.0")
+    state, output = cluster.ended(checkout, job, 300)
+    assert state == "COMPLETED", output
+    assert output.index("hang\n") < output.index("machine 1 of 2 is lost") < output.index("nothing\n")
+
+
 SAVES = """
+[ -e saved ] && exit
 trap 'sleep 5; touch saved; exit 75' TERM
 touch begun
 while true; do sleep 0.1; done
@@ -177,16 +202,54 @@ while true; do sleep 0.1; done
 
 
 @pytest.mark.parametrize(
-    ("options", "saves"), [(["--signal=TERM", "--batch"], True), ([], False)], ids=["asked", "plain"]
+    ("options", "end", "saves"),
+    [
+        (["--signal=TERM", "--batch"], ("FAILED", "75:0"), True),
+        (["--signal=USR1", "--batch"], ("COMPLETED", "0:0"), True),
+        ([], ("CANCELLED", "0:9"), False),
+    ],
+    ids=["asked", "requeued", "plain"],
 )
 def test_a_cancelled_job_saves_if_it_is_asked_to_and_not_by_a_plain_scancel(
-    options: list[str], saves: bool, cluster: Cluster, checkout: Path
+    options: list[str], end: tuple[str, str], saves: bool, cluster: Cluster, checkout: Path
 ) -> None:
     """A save that takes longer than KillWait, which is 30 s on most clusters and 2 s here."""
     job = cluster.submit(checkout, 1, "bash", "-c", SAVES)
     wait_for((checkout / "begun").exists, 60, "the command")
-    begun = time.monotonic()
     cluster.run(checkout, "scancel", *options, job)
-    state, _ = cluster.ended(checkout, job)
-    assert (state, (checkout / "saved").exists()) == (("FAILED", True) if saves else ("CANCELLED", False))
-    assert time.monotonic() - begun < 60
+    state, output = cluster.ended(checkout, job)
+    assert (state, cluster.shown(checkout, job, "ExitCode")) == end, output
+    assert (checkout / "saved").exists() is saves
+
+
+def test_the_signal_before_the_time_limit_saves_and_queues_the_job_again(
+    cluster: Cluster, checkout: Path
+) -> None:
+    job = cluster.submit(checkout, 1, "bash", "-c", SAVES, options=["--time=2", "--signal=B:USR1@60"])
+    state, output = cluster.ended(checkout, job, 240)
+    assert (state, (checkout / "saved").exists()) == ("COMPLETED", True), output
+    assert cluster.shown(checkout, job, "Restarts") == "1"
+
+
+def test_a_training_on_two_nodes_goes_on_after_the_time_limit_to_the_same_bytes(
+    cluster: Cluster, checkout: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace.schedule(prompts_per_iteration=4, iterations=4, checkpoint_every=1)
+    shutil.rmtree(workspace.artifacts / "train" / VARIANT)
+    shutil.copytree(workspace.root, checkout / "alone")
+    alone = Workspace(checkout / "alone")
+    with monkeypatch.context() as patch:
+        patch.setenv("CHUNK_GRPO_PROCESSES", "2")
+        with alone.process("train") as process:
+            _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    shutil.copytree(checkout / "bin", workspace.root / "bin")
+    module, options = workspace.options("train")
+    job = cluster.submit(workspace.root, 2, "python", "-m", module, *options)
+    wait_for(lambda: any((workspace.root / ".ckpt").glob("*/iteration-*.pt")), 240, "a checkpoint")
+    cluster.run(workspace.root, "scancel", "--signal=USR1", "--batch", job)
+    state, output = cluster.ended(workspace.root, job, 400)
+    assert state == "COMPLETED", output
+    assert cluster.shown(workspace.root, job, "Restarts") == "1", output
+    names = [name for name in alone.files() if name.startswith(f"train/{VARIANT}/")]
+    assert names and [workspace.files()[name] for name in names] == [alone.files()[name] for name in names]

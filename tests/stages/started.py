@@ -17,7 +17,6 @@ begin()
 from dataclasses import dataclass
 from pathlib import Path
 from chunk_grpo.errors import DataError, TransientError
-from stages._launch.group import FAIL_SECONDS
 from stages._launch.processes import run_processes
 from stages._stage import value, writes
 
@@ -35,15 +34,10 @@ def main(params, arguments):
         raise TransientError("all of us")
     if work == "the second fails" and rank == "1":
         raise KeyError("the second")
-    if work == "the second fails while the first saves":
-        if rank == "1":
-            time.sleep(0.5)
-            os.kill(os.getpid(), 9)
-        Path(os.environ["CHUNK_GRPO_SAVING"]).touch()
-        time.sleep(0.5 + FAIL_SECONDS + 2)
-        mine.write_text("saved")
-        Path(os.environ["CHUNK_GRPO_SAVING"]).unlink()
-        time.sleep(60)  # for the other one
+    if work == "the second is killed" and rank == "1":
+        os.kill(os.getpid(), 9)
+    if work == "bug":
+        raise KeyError("a bug")
     if work == "wait":
         time.sleep(60)
     if work == "load":
@@ -51,7 +45,7 @@ def main(params, arguments):
             time.sleep(60)
         except Exception as error:
             raise DataError("a damaged file") from error
-    if work in ("hang", "train", "the second fails"):
+    if work in ("hang", "train", "full", "the second fails", "the second is killed"):
         with STOP.deferred():
             mine.write_text("begun")
             while not STOP.requested:
@@ -60,6 +54,8 @@ def main(params, arguments):
                 mine.write_text("asked")
                 time.sleep(60)
             time.sleep(float(rank == "0"))  # saves a checkpoint
+            if work == "full":
+                raise DataError("no room for it")
             mine.write_text("saved")
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """One of two processes of which the first writes for longer than a collective may take, or fails.
 
-Started as `python -m tests.training.by_main WHAT`, WHAT one of slow, full, killed; or hashed, on one machine, and
-`hashed apart`, on two machines with different files. With the environment of torchrun.
+Started as `python -m tests.training.by_main WHAT`, WHAT one of slow, full, killed, with the environment of
+torchrun.
 """
 
 import os
@@ -29,15 +29,9 @@ def write(what: str) -> None:
 
 def main(what: str) -> int:
     distributed.init_process_group("gloo", timeout=timedelta(seconds=COLLECTIVE_SECONDS))
-    if what == "hashed apart":
-        os.environ["LOCAL_RANK"] = "0"
     processes, start = Processes(), time.monotonic()
     processes.gather([0])
     try:
-        if what.startswith("hashed"):
-            rank = str(processes.index)
-            print(f"rank {rank} has {processes.once_a_machine(lambda: rank, 'the inputs')}")  # noqa: T201
-            return 0
         processes.by_main(lambda: write(what))
         processes.gather([0])  # a collective of the training, entered by all once the first one has written
     except ChunkGrpoError as error:

@@ -51,14 +51,3 @@ def test_other_processes_end_at_once_if_main_is_killed():
         75,
         "TransientError: another process has ended\n",
     ), other[2]
-
-
-@pytest.mark.slow
-def test_files_are_hashed_once_a_machine():
-    assert [(code, out) for code, out, _ in run("hashed")] == [(0, f"rank {rank} has 0\n") for rank in (0, 1)]
-
-
-def test_machines_with_different_files_do_not_train_together():
-    for code, out, errors in run("hashed apart"):
-        assert code == 2, errors
-        assert out.startswith("ConfigError: the inputs: must be the same on all machines, but their files")
