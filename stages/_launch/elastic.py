@@ -33,7 +33,6 @@ MEET_SECONDS = 60
 """Seconds in which the launchers of several machines, which are all ready, must reach each other."""
 
 _SIGNALLED = 128  # added to the signal's number, as in a shell's exit codes
-_EXPLAINED = (ConfigError.exit_code, DataError.exit_code)
 
 
 @dataclass(frozen=True)
@@ -44,13 +43,17 @@ class Outcome:
     """Exit code; 0: all succeeded."""
     account: str = ""
     """Lines on the process that failed."""
-
     is_lost: bool = False
     """Whether the machine does not answer."""
 
+    @property
+    def is_explained(self) -> bool:
+        """Whether all processes fail with the same sentence, on a setting or a file."""
+        return self.code in (ConfigError.exit_code, DataError.exit_code)
+
     def rank(self) -> tuple[bool, ...]:
         """Order of several machines' failures: a wrong setting or file, a lost machine, what is no consequence."""
-        return self.code not in _EXPLAINED, not self.is_lost, self.code == TransientError.exit_code
+        return not self.is_explained, not self.is_lost, self.code == TransientError.exit_code
 
 
 @dataclass(frozen=True)
@@ -127,9 +130,7 @@ class Stop:
         self._is_interrupted |= number == signal.SIGINT
         if self.begun_at is None:
             self.begun_at = time.monotonic()
-            raise SignalException(
-                "stop", signal.SIGTERM
-            )  # torch sends it to the processes, and waits for them
+            raise SignalException("stop", signal.SIGTERM)  # torch sends it to the processes, and waits
 
 
 def launch(job: Job, place: Machines, stop: Stop, seconds: float, *, on_cpu: bool) -> Outcome:
@@ -216,7 +217,7 @@ def _stopped(stop: Stop, seconds: float, marker: Path) -> Outcome:
 def _failed(error: ChildFailedError, job: Job, place: Machines, folder: Path) -> Outcome:
     """The end that explains the others': a wrong setting or file, or else the first that torch saw."""
     failures = list(error.failures.items())
-    rank, failure = next((each for each in failures if each[1].exitcode in _EXPLAINED), failures[0])
+    rank, failure = next((each for each in failures if Outcome(each[1].exitcode).is_explained), failures[0])
     code, who = failure.exitcode, f"process {rank} of {job.count * place.count}"
     if code < 0:
         account = f"{who} was ended by {signal.Signals(-code).name}\n"

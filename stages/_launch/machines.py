@@ -193,6 +193,8 @@ class Board:
             others = [outcome for outcome in others if outcome.is_lost]
         failed = [outcome for outcome in [own, *others] if outcome.code]
         best = min(failed, key=Outcome.rank, default=own)
+        if best.is_explained:
+            return best
         return replace(best, account="".join(each.account for each in failed if each.code == best.code))
 
     @property

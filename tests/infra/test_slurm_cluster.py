@@ -231,6 +231,7 @@ def test_the_signal_before_the_time_limit_saves_and_queues_the_job_again(
     assert cluster.shown(checkout, job, "Restarts") == "1"
 
 
+@pytest.mark.timeout(1800)
 def test_a_training_on_two_nodes_goes_on_after_the_time_limit_to_the_same_bytes(
     cluster: Cluster, checkout: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,14 +242,14 @@ def test_a_training_on_two_nodes_goes_on_after_the_time_limit_to_the_same_bytes(
     with monkeypatch.context() as patch:
         patch.setenv("CHUNK_GRPO_PROCESSES", "2")
         with alone.process("train") as process:
-            _, errors = process.communicate(timeout=300)
+            _, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     shutil.copytree(checkout / "bin", workspace.root / "bin")
     module, options = workspace.options("train")
     job = cluster.submit(workspace.root, 2, "python", "-m", module, *options)
-    wait_for(lambda: any((workspace.root / ".ckpt").glob("*/iteration-*.pt")), 240, "a checkpoint")
+    wait_for(lambda: any((workspace.root / ".ckpt").glob("*/iteration-*.pt")), 400, "a checkpoint")
     cluster.run(workspace.root, "scancel", "--signal=USR1", "--batch", job)
-    state, output = cluster.ended(workspace.root, job, 400)
+    state, output = cluster.ended(workspace.root, job, 600)
     assert state == "COMPLETED", output
     assert cluster.shown(workspace.root, job, "Restarts") == "1", output
     names = [name for name in alone.files() if name.startswith(f"train/{VARIANT}/")]
