@@ -50,16 +50,44 @@ def commit_of_working_tree(repository: Path) -> str:
     Raises:
         RuntimeError: The folder is not a git repository, or has no commit.
     """
+    return _commit(repository, _SUBJECT, "--all", ".", ":(exclude)dvc.lock")
+
+
+def save_experiment(clone: Path, repository: Path, name: str) -> None:
+    """Save params.yaml and dvc.lock of a clone as an experiment of DVC in another repository.
+
+    An experiment is a commit on the one that it started from, named by a reference; `dvc exp show` lists it. Here git
+    makes it, because `dvc exp save` in two clones or worktrees of one repository mixes their files (ADR 23).
+
+    Args:
+        clone: Root of a clone whose HEAD has been checked out, and which has a dvc.lock.
+        repository: Repository that gets the experiment; an earlier one of that name on the same commit is replaced.
+        name: Name without slashes.
+
+    Raises:
+        RuntimeError: The repository cannot be written, or the name is not a name of git.
+    """
+    head = resolved(clone, "HEAD")
+    commit = _commit(clone, f"Run {name}", "--force", "params.yaml", "dvc.lock")
+    reference = f"refs/exps/{head[:2]}/{head[2:]}/{name}"
+    git(clone, "push", "--quiet", "--force", "--no-verify", str(repository), f"{commit}:{reference}")
+
+
+def _commit(repository: Path, subject: str, *added: str) -> str:
+    """Commit files on HEAD, in no branch and without the repository's index; HEAD itself if that changes nothing.
+
+    `added` are arguments of `git add`.
+    """
     head = resolved(repository, "HEAD")
     with tempfile.TemporaryDirectory(prefix="index-") as folder:
         index = Path(folder, "index")
         git(repository, "read-tree", head, index=index)
-        git(repository, "add", "--all", ".", ":(exclude)dvc.lock", index=index)
+        git(repository, "add", *added, index=index)
         tree = git(repository, "write-tree", index=index).strip()
     if tree == git(repository, "rev-parse", f"{head}^{{tree}}").strip():
         return head
     author = ("-c", "user.name=chunk-grpo", "-c", "user.email=chunk-grpo@localhost")
-    return git(repository, *author, "commit-tree", tree, "-p", head, "-m", _SUBJECT).strip()
+    return git(repository, *author, "commit-tree", tree, "-p", head, "-m", subject).strip()
 
 
 def is_of_working_tree(repository: Path, commit: str) -> bool:

@@ -20,7 +20,6 @@ from chunk_grpo.artifacts.run_record import RunFacts
 from chunk_grpo.artifacts.storage import join
 from chunk_grpo.errors import TransientError
 from chunk_grpo.orchestration.attempts import attempted, attempts_allowed
-from chunk_grpo.orchestration.cache_use import cache_of, remember_published
 from chunk_grpo.orchestration.clones import locked
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.outcomes import RemoteError, StageOutcome
@@ -54,6 +53,7 @@ def restore(workspace: Workspace, targets: Sequence[str] | None) -> dict[str, St
         if workspace.remote and any(spec.name not in done for spec in workspace.pipeline.stages(targets)):
             pulled = workspace.restore(targets, log, pull=True)
             done = {name: replace(outcome, outcome="pulled") for name, outcome in pulled.items()} | done
+        workspace.save()
     return done
 
 
@@ -69,6 +69,7 @@ def fetch(workspace: Workspace, stage: str, outputs: Sequence[Mapping[str, Any]]
     """Fetch the outputs that a stage made in another workspace, from the DVC cache or remote."""
     with workspace.turn:
         workspace.pipeline.adopt_outputs(stage, outputs, get_run_logger().info)
+        workspace.save()
 
 
 def forget_recorded(workspace: Workspace) -> None:
@@ -91,7 +92,6 @@ def publish_run(workspace: Workspace, run: str) -> str:
     workspace.pipeline.sort_lock()  # so that equal results have identical lock files
     root, preset = publish_root(), workspace.preset
     workspace.remember()
-    remember_published(cache_of(workspace.root), root)
     facts = RunFacts(preset, workspace.spec.commit, run, workspace.spec.overrides)
     alone = workspace.label == preset
     if workspace.is_preset and alone:
@@ -141,7 +141,9 @@ def _run_once(spec: StageSpec, workspace: Workspace, *, force: bool) -> StageOut
                 return known[spec.name]
             warn = get_run_logger().warning
             with live(workspace, spec.name), watched(spec.name, workspace.root, workspace.commands, warn):
-                return workspace.pipeline.run(spec.name, log, force=force)
+                outcome = workspace.pipeline.run(spec.name, log, force=force)
+            workspace.save()
+            return outcome
 
 
 def run_stages(

@@ -48,15 +48,21 @@ def publish_root() -> str:
 
 
 @contextmanager
-def workspace(spec: RunSpec, commands: Commands, log: Log, label: str | None = None) -> Iterator[Workspace]:
-    """Make a workspace for this flow run; arguments and errors as of `make_workspace`."""
+def workspace(
+    spec: RunSpec, commands: Commands, log: Log, label: str | None = None, *, is_listed: bool = False
+) -> Iterator[Workspace]:
+    """Make a workspace for this flow run; arguments and errors as of `make_workspace`.
+
+    `is_listed`: its results are an experiment, named after the run and the label.
+    """
     if worker := os.environ.get(environment.WORKER_PID):
         die_with_parent(
             int(worker)
         )  # without its worker the run would hold the GPU and could not be cancelled
     what = slug(label or spec.preset or "params")
     name = f"{slug(flow_run.name)}-{what}-{flow_run.id}-{flow_run.run_count}"
-    with make_workspace(REPOSITORY, _home(), name, spec, commands, log, label) as made:
+    experiment = slug(f"{flow_run.name} {label or ''}".strip()) if is_listed else None
+    with make_workspace(REPOSITORY, _home(), name, spec, commands, log, label, experiment) as made:
         yield made
 
 

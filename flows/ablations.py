@@ -51,7 +51,7 @@ def ablations(
         ]
         names = labels([spec.preset or "" for spec in specs], [spec.overrides for spec in specs])
         spaces = [
-            stack.enter_context(workspace(spec, commands, log, name))
+            stack.enter_context(workspace(spec, commands, log, name, is_listed=True))
             for spec, name in zip(specs, names, strict=True)
         ]
         ended = run_stages(spaces, force=force, keep_going=True)

@@ -38,7 +38,7 @@ def full(
     """
     commands, log = Commands(), get_run_logger().info
     spec = RunSpec(commit=chosen_commit(commit, log), preset=preset, overrides=overrides)
-    with workspace(spec, commands, log) as here:
+    with workspace(spec, commands, log, is_listed=True) as here:
         (progress,) = run_stages([here], until, force=force)
         whole = until is None and commit != WORKING_TREE
         show_report(here, publish_run(here, flow_run.name) if whole else None)

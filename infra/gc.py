@@ -2,8 +2,8 @@
 
 python -m infra.gc [--delete] [--checkpoints DAYS] [--with FOLDER ...] [--alone]      (make gc DELETE=1 CHECKPOINTS=30)
 
-Without --delete it only says what it would remove. Results stay that one of these names:
-the checkout, its commits with a dvc.lock, the clones of flow runs, and published runs.
+Without --delete it only says what it would remove. Results stay that one of these names: the checkout, a branch, a tag,
+or an experiment; each run of the flows full and ablations is one, and `dvc exp remove NAME` removes it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.filesize import decimal
 
-from chunk_grpo import environment
 from chunk_grpo.errors import ChunkGrpoError, ConfigError
-from chunk_grpo.orchestration.cache_use import cache_of
-from chunk_grpo.orchestration.unfinished import Unfinished, unfinished
-from chunk_grpo.orchestration.unused import (
-    Keepers,
+from chunk_grpo.orchestration.cache import (
     by_output,
     cache_for_removal,
+    cache_of,
     remove_unused,
     unused_files,
 )
+from chunk_grpo.orchestration.unfinished import Unfinished, unfinished
 
 ROOT = Path(__file__).resolve().parents[1]
 _DAY = 86400
@@ -73,32 +71,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 def collect(options: argparse.Namespace) -> None:
     """Report what may be removed, and remove it with `delete`.
 
-    Refused while a run is active, and if the cache may have other users, or what names results is missing or
-    unreadable.
+    Refused while a run is active, and if the cache may have other users, or what names results is unreadable.
     """
     checkout = options.checkout.resolve()
     home = Path(os.environ.get("PREFECT_HOME") or checkout / ".prefect").resolve()
-    others = [_repository(folder) for folder in options.others]
+    checkouts = [checkout, *map(_repository, options.others)]
     if options.checkpoints < 1:
         raise ConfigError(
             f"--checkpoints: must be at least 1 day, got {options.checkpoints:g}; newer ones may be in use"
         )
-    keepers = Keepers.of(checkout, home, os.environ.get(environment.PUBLISH), others)
     cache = cache_of(checkout)
-    if options.delete and not (others or options.alone or cache.resolve().is_relative_to(checkout)):
+    if options.delete and not (options.others or options.alone or cache.resolve().is_relative_to(checkout)):
         raise ConfigError(
             f"{cache}: is not in the checkout, so other checkouts may use it, and their results would be removed; name "
             "each with --with FOLDER, or add --alone (make gc OPTIONS=--alone)"
         )
-    with cache_for_removal(keepers, delete=options.delete) as is_free:
-        kept = keepers.named()
-        unused = unused_files(keepers, kept)
+    with cache_for_removal(checkouts, delete=options.delete) as is_free:
+        unused = unused_files(checkouts)
         groups = {name: _size(files) for name, files in by_output(cache, unused).items()}
         oldest = time.time() - _DAY * options.checkpoints
-        states = [checkout / ".ckpt", *(each / "state" / ".ckpt" for each in keepers.homes)]
-        stopped = unfinished(states, keepers.workspaces)
+        states = [checkout / ".ckpt", home / "state" / ".ckpt"]
+        stopped = unfinished(states, [*checkouts, *(home / "runs").glob("*")])
         if options.delete:
-            remove_unused(keepers, kept)
+            remove_unused(checkouts)
             for each in stopped:
                 if each.time < oldest:
                     each.remove()

@@ -22,15 +22,15 @@ from chunk_grpo.artifacts.io import write_text
 from chunk_grpo.artifacts.run_record import RECORD, published_text, read_record
 from chunk_grpo.artifacts.storage import join, sizes_below
 from chunk_grpo.config import parse_params, read_raw_params
-from chunk_grpo.orchestration.cache_use import cache_in_use, cache_of
+from chunk_grpo.git import save_experiment
+from chunk_grpo.orchestration.cache import cache_in_use, cache_of, forget_unfinished
 from chunk_grpo.orchestration.clones import clone_in_use
 from chunk_grpo.orchestration.commands import Commands, Log
-from chunk_grpo.orchestration.dvc_internals import Config, Repo, dump_yaml, load_yaml, parse_yaml
+from chunk_grpo.orchestration.dvc_internals import Config, Repo, dump_yaml, parse_yaml
 from chunk_grpo.orchestration.dvc_state import keep_own_state
 from chunk_grpo.orchestration.outcomes import StageOutcome
 from chunk_grpo.orchestration.pipeline import Pipeline, locked_stages
 from chunk_grpo.orchestration.presets import Override, composed, edits, overridden, preset_names
-from chunk_grpo.orchestration.run_cache import forget_unfinished
 
 KEPT_CLONES = 10
 LATEST_SECTIONS = ("scorers", "executors", "pools", "report")
@@ -107,6 +107,8 @@ class Workspace:
     """Whether there is a DVC remote."""
     is_preset: bool
     """Whether its parameters are unchanged from the preset of that name, or the name is not a preset's."""
+    experiment: tuple[Path, str] | None = None
+    """Repository and name of the experiment that names the run's results; None: nothing does."""
     turn: threading.Lock = field(default_factory=threading.Lock)
     """Lock of the workspace: DVC cannot run twice in one workspace."""
     paused: set[str] = field(default_factory=set)
@@ -152,6 +154,11 @@ class Workspace:
         """Keep dvc.lock for the next run of the preset."""
         write_text((self.root / "dvc.lock").read_text(encoding="utf-8"), self._last_lock)
 
+    def save(self) -> None:
+        """Save the experiment, if it has a name and anything to name."""
+        if self.experiment is not None and (self.root / "dvc.lock").exists():
+            save_experiment(self.root, *self.experiment)
+
     @property
     def _last_lock(self) -> Path:
         """dvc.lock of the preset's last finished run on this machine."""
@@ -176,15 +183,17 @@ def make_workspace(
     commands: Commands,
     log: Log,
     label: str | None = None,
+    experiment: str | None = None,
 ) -> Iterator[Workspace]:
     """Make a workspace for a run, and lock it inside the context so that other runs do not remove it.
 
     Its commits, DVC cache and DVC settings are the checkout's. `home` is the folder of all workspaces of this machine.
-    `label` names the workspace within the run (None: by its parameters). RuntimeError, with git's message, if the
+    `label` names the workspace within the run (None: by its parameters), `experiment` its results in `dvc exp show`
+    (None: they are not listed, and `make gc` may remove them). RuntimeError, with git's message, if the
     commit is unknown; RemoteError if the models are neither in the cache nor in the remote.
     """
     root = home / "runs" / name.replace("@", "-")  # DVC parses text after an @ in a path as a stage name
-    with clone_in_use(checkout, spec.commit, root, KEPT_CLONES), cache_in_use(cache_of(checkout), home):
+    with clone_in_use(checkout, spec.commit, root, KEPT_CLONES), cache_in_use(cache_of(checkout)):
         share_cache(checkout, root)
         for kept in _STATE:
             (home / "state" / kept).mkdir(parents=True, exist_ok=True)
@@ -202,7 +211,8 @@ def make_workspace(
             pipeline.freeze_trainings(spec.models.lock, log)
         log(f"Commit {spec.commit[:12]} in {root}")
         whole = spec.model_copy(update={"inputs": inputs})
-        yield Workspace(root, whole, preset, label or preset, commands, pipeline.has_remote(), is_preset)
+        remote, listed = pipeline.has_remote(), None if experiment is None else (checkout, experiment)
+        yield Workspace(root, whole, preset, label or preset, commands, remote, is_preset, listed)
 
 
 def share_cache(source: Path, clone: Path) -> None:
@@ -243,11 +253,6 @@ def parameters(root: Path, preset: str | None, log: Log) -> dict[str, Any]:
 def bears_its_own_name(root: Path, params: Mapping[str, Any]) -> bool:
     """Whether parameters equal the preset named by `composed_from`, or that name is not a preset's."""
     return params["composed_from"] not in preset_names(root) or not edits(root, params)
-
-
-def read_yaml(file: Path) -> dict[str, Any]:
-    """Read a YAML file with DVC's loader."""
-    return dict(load_yaml(str(file)))
 
 
 def write_params(workspace: Path, params: Mapping[str, Any]) -> None:

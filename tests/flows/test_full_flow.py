@@ -16,6 +16,7 @@ from infra.local_prefect import LocalPrefect, free_port
 from infra.setup import SetUpError
 from tests.drills.watch import Watch, lives
 from tests.flows.faults import child_of, served, training
+from tests.forked_dvc import forked_dvc
 from tests.waiting import wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -71,6 +72,9 @@ def test_the_command_line_finds_the_server_by_prefect_toml(tmp_path: Path) -> No
 def test_a_run_executes_every_stage_and_the_next_one_takes_all_from_the_cache(watch: Watch) -> None:
     """It publishes the report, and says what is not committed."""
     code, told = watch.command(preset="smoke")
+    (first,) = (
+        run["id"] for run in post(watch.prefect, "flow_runs/filter") if run["name"].startswith("smoke ")
+    )
     assert (code, "4 stages: 4 ran" in told) == (0, True), told
     assert f"Report: {watch.prefect.reports_url}/smoke/report/index.html" in told.replace("\n", "")
     table = watch.latest_artifact("outcomes-smoke")
@@ -87,7 +91,10 @@ def test_a_run_executes_every_stage_and_the_next_one_takes_all_from_the_cache(wa
     assert "?? draft.txt" in watch.latest_artifact("outcomes-smoke")
     states = {task["name"]: task["state_name"] for task in watch.tasks(second)}
     assert states == {"restore": "Completed", **dict.fromkeys(STAGES, "Cached"), "publish": "Completed"}
-    assert re.fullmatch(r"smoke [0-9a-f]{4}", str(watch.run(second)["name"]))
+    names = [str(watch.run(each)["name"]) for each in (first, second)]
+    assert all(re.fullmatch(r"smoke [0-9a-f]{4}", name) for name in names)
+    listed = forked_dvc(watch.prefect.root, "exp", "list", "--name-only").split()
+    assert sorted(listed) == sorted(name.replace(" ", "-") for name in names)
 
 
 @pytest.mark.slow

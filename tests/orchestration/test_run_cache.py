@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chunk_grpo.orchestration.run_cache import forget_unfinished
+from chunk_grpo.orchestration.cache import forget_unfinished
 
 DVC_YAML = "stages:\n  copy:\n    cmd: cp a b\n    deps: [a]\n    outs: [b]\n"
 
