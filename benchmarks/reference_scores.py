@@ -30,6 +30,7 @@ from chunk_grpo.scorers.base import FloatArray, ScoreBatch, Scorer
 from chunk_grpo.scorers.running.configured import chosen_device
 from chunk_grpo.scorers.running.placing import place_scorer
 from chunk_grpo.scorers.running.registry import make_scorer
+from chunk_grpo.scorers.workers import worker_protocol
 
 IMAGEREWARD_PROMPT = "a painting of an ocean with clouds and birds, day time, low depth field effect"
 IMAGEREWARD = {"1.webp": 0.5812, "2.webp": 0.2745, "3.webp": -1.4132, "4.webp": -2.0296}
@@ -43,8 +44,8 @@ IMAGEREWARD_TOLERANCE = 0.01
 HPSV3_TOLERANCES: Mapping[str, float] = {"bfloat16": 0.1, "float32": 0.01}
 """Tolerance by dtype; HPSv3's scores are about 10, which bfloat16 represents to two digits."""
 
-HPSV3_WORKER = Path(__file__).resolve().parents[1] / "tests" / "scorers" / "originals" / "hpsv3_worker.py"
-"""The package as a worker; it also works beside a torch without CUDA, for which PyPI has no torchvision."""
+HPSV3_WORKER = Path(worker_protocol.__file__).parents[1] / "hpsv3_package.py"
+"""The package as a worker."""
 
 SECONDS = 3600.0
 """Time limit of the package for loading, and for an image; on a CPU real weights take minutes."""

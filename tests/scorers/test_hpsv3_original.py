@@ -17,7 +17,7 @@ from chunk_grpo.scorers.running.placing import place_scorer
 from chunk_grpo.scorers.workers import worker_protocol
 from tests.scorers.checkpoints_hpsv3 import make_hpsv3
 from tests.scorers.hpsv3_cases import CLOSE, GOLDEN, MORE, PROMPTS, pictures, scorer
-from tests.scorers.originals.environments import python_with, script_dependencies
+from tests.scorers.originals.environments import python_with
 from tests.scorers.samples import batch_of
 
 LOG = logging.getLogger(__name__)
@@ -26,7 +26,14 @@ LOG = logging.getLogger(__name__)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ORIGINALS = Path(__file__).parent / "originals"
-WORKER = ORIGINALS / "hpsv3_original.py"
+PACKAGES = [
+    "hpsv3==1.0.0",
+    "matplotlib>=3.8",
+    "tensorboard>=2.16",
+    "torch==2.13.0",
+    "torchvision==0.28.0",
+    "transformers==4.45.2",
+]
 CASES = [(image, prompt) for image, prompt in zip(pictures(4), PROMPTS, strict=True)] + [
     (pictures(1, height, width, seed=number)[0], prompt)
     for number, (height, width, prompt) in enumerate(MORE)
@@ -35,7 +42,7 @@ CASES = [(image, prompt) for image, prompt in zip(pictures(4), PROMPTS, strict=T
 
 @pytest.fixture(scope="module")
 def python() -> Path:
-    return python_with("hpsv3", script_dependencies(WORKER))
+    return python_with("hpsv3", PACKAGES)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +52,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def dump(folder: Path, python: Path, dtype: str) -> dict[str, NDArray[np.generic]]:
     job = {
-        "settings": {name: {"checkpoint": str(folder / name)} for name in ("model", "backbone")}
+        "settings": {
+            name: {"checkpoint": str(folder / name), "revision": None} for name in ("model", "backbone")
+        }
         | {"dtype": dtype},
         "images": str(folder / "images.npz"),
         "prompts": [prompt for _, prompt in CASES],
@@ -53,7 +62,7 @@ def dump(folder: Path, python: Path, dtype: str) -> dict[str, NDArray[np.generic
     np.savez(folder / "images.npz", **{f"{number:03d}": image for number, (image, _) in enumerate(CASES)})
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     scripts = [ORIGINALS / "with_torchvision.py", ORIGINALS / "dump_hpsv3.py"]
-    environment = {**os.environ, "PYTHONPATH": f"{ORIGINALS}:{Path(worker_protocol.__file__).parents[1]}"}
+    environment = {**os.environ, "PYTHONPATH": str(Path(worker_protocol.__file__).parents[1])}
     command = [python, *scripts, folder / "job.json", folder / "out.npz"]
     subprocess.run(command, cwd=folder, env=environment, check=True)
     with np.load(folder / "out.npz") as arrays:

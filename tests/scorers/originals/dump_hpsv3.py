@@ -1,20 +1,21 @@
 """Intermediate values of the unmodified hpsv3: python dump_hpsv3.py JOB.json OUT.npz.
 
-The job has the scorer's settings, images (an .npz) and prompts. Runs in the package's interpreter, with the folders of
-hpsv3_original and worker_protocol on PYTHONPATH.
+The job has the scorer's settings, images (an .npz) and prompts. Runs in the package's interpreter, with the folder of
+hpsv3_package and worker_protocol on PYTHONPATH.
 """
 
 import json
 import sys
 from pathlib import Path
 
-import hpsv3_original
+import hpsv3_package
 import numpy as np
 import torch
 from PIL import Image
 
 job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-original = hpsv3_original.inferencer(job["settings"], "cpu")
+files = hpsv3_package.find_files(job["settings"])
+original = hpsv3_package.inferencer(job["settings"], files, "cpu")
 if original.model.model.embed_tokens.weight.dtype == torch.bfloat16:
     # On a GPU, autocast gives the head its input in float32; on a CPU the package's autocast does nothing.
     original.model.rm_head.register_forward_pre_hook(lambda module, inputs: (inputs[0].float(),))

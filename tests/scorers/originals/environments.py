@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -39,11 +38,3 @@ def run_original(python: Path, script: str, folder: Path, *arguments: str) -> No
     command = [str(python), str(Path(__file__).parent / script), *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-
-
-def script_dependencies(script: Path) -> list[str]:
-    """Requirements in a script's PEP 723 block."""
-    text = script.read_text(encoding="utf-8")
-    block = re.search(r"^# dependencies = \[\n((?:#.*\n)*?)# \]$", text, re.M)
-    assert block, script
-    return re.findall(r'"([^"]+)"', block.group(1))
