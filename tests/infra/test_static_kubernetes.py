@@ -25,15 +25,9 @@ from tests.infra.deployment_files import (
 )
 
 FOLDER = INFRA / "kubernetes"
-VALUES = {
-    part: yaml.safe_load((FOLDER / f"{part}.values.yaml").read_text("utf-8"))
-    for part in ("server", "dispatcher")
-}
-MANIFESTS = [
-    each
-    for name in ("access", "machines", "settings", "setup", "storage")
-    for each in documents(FOLDER / f"{name}.yaml")
-]
+FILES = {path.name.removesuffix(".yaml"): documents(path) for path in sorted(FOLDER.glob("*.yaml"))}
+(SERVER,), (DISPATCHER,) = FILES.pop("server.values"), FILES.pop("dispatcher.values")
+MANIFESTS = [each for found in FILES.values() for each in found]
 VERSIONS = ("1.31.0", kubernetes_validate.latest_version())
 
 
@@ -57,14 +51,12 @@ def check(manifests: list[dict[str, Any]]) -> None:
         for version in VERSIONS:
             kubernetes_validate.validate(each, version, strict=True)
     for pod in pods(manifests):
-        inner = [pod["securityContext"] | each["securityContext"] for each in pod["containers"]]
-        for context in inner:
+        for container in pod["containers"]:
+            context = pod["securityContext"] | container["securityContext"]
             assert (context["runAsNonRoot"], context["runAsUser"], context["runAsGroup"]) == (True, UID, UID)
             assert context["seccompProfile"] == {"type": "RuntimeDefault"}
-            assert (context["allowPrivilegeEscalation"], context["capabilities"]) == (
-                False,
-                {"drop": ["ALL"]},
-            )
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["capabilities"] == {"drop": ["ALL"]}
 
 
 def test_manifests_and_jobs_fit_the_cluster_and_refer_to_each_other() -> None:
@@ -90,15 +82,12 @@ def test_manifests_and_jobs_fit_the_cluster_and_refer_to_each_other() -> None:
 def test_commands_and_settings_exist() -> None:
     (setup,) = [pod["containers"][0] for pod in pods(MANIFESTS)]
     assert problems(" ".join(setup["args"]).replace("=", " ")) == []
-    assert problems(" ".join(VALUES["server"]["server"]["args"])) == []
+    assert problems(" ".join(SERVER["server"]["args"])) == []
     (settings,) = [each["data"] for each in MANIFESTS if each["kind"] == "ConfigMap"]
     assert [key for key in settings if not is_known(key)] == []
-    url = f"http://{VALUES['server']['fullnameOverride']}:4200/api"
-    assert (
-        VALUES["dispatcher"]["worker"]["selfHostedServerApiConfig"]["apiUrl"]
-        == url
-        == settings["PREFECT_API_URL"]
-    )
+    url = f"http://{SERVER['fullnameOverride']}:4200/api"
+    assert DISPATCHER["worker"]["selfHostedServerApiConfig"]["apiUrl"] == url
+    assert settings["PREFECT_API_URL"] == url
 
 
 @pytest.mark.network
