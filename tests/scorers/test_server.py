@@ -173,11 +173,12 @@ class TestRequests:
             assert connection.recv(1000).startswith(b"HTTP/1.1 413")
 
     def test_incomplete_request_leaves_the_queue(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("chunk_grpo.scorers.workers.worker_protocol.requests._SILENT_SECONDS", 0.2)
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
             wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == 1)
+            monkeypatch.setattr("chunk_grpo.scorers.workers.worker_protocol.requests._SILENT_SECONDS", 0.2)
+            connection.sendall(b" ")  # the next wait has the new limit
             assert b"408" in connection.recv(1000)
         assert httpx.get(f"{url}/health").json()["queue"] == 0
 
