@@ -24,9 +24,8 @@ CHECKPOINTS = "CHUNK_GRPO_CHECKPOINTS"
 PARENT = "CHUNK_GRPO_PARENT"
 """Process id of the launcher, set for the processes that it starts."""
 
-RUN_MARKER = "STAGE_RUN_MARKER"
-"""File that a stage touches at its start, and to which it writes its exit code. It shows that DVC ran the stage instead
-of restoring its outputs."""
+EXIT_CODE = "CHUNK_GRPO_EXIT_CODE"
+"""File in which a stage leaves its exit code, which `dvc repro` and torch's launcher hide."""
 
 REPOSITORY = "CHUNK_GRPO_REPOSITORY"
 """Checkout from which flow runs clone a commit; by default the checkout of this code."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from chunk_grpo.config import load_params
 from chunk_grpo.errors import ChunkGrpoError, ConfigError
 from chunk_grpo.git import git, uncommitted
-from chunk_grpo.orchestration.dvc_command import dvc
+from chunk_grpo.orchestration.commands import dvc
 
 ROOT = Path(__file__).resolve().parents[1]
 PIPELINE = "dvc.yaml"  # not that of pretraining/

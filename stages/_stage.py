@@ -27,7 +27,7 @@ from chunk_grpo.artifacts import check_writable
 from chunk_grpo.artifacts.manifest import measured_run
 from chunk_grpo.code import check_code
 from chunk_grpo.config import Params, load_params
-from chunk_grpo.environment import RUN_MARKER
+from chunk_grpo.environment import EXIT_CODE
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, Stopped
 from chunk_grpo.stopping import STOP
 
@@ -59,7 +59,6 @@ def run_stage(
     """
     let_memory_grow()
     try:
-        mark_as_run()
         check_environment()
     except ChunkGrpoError as error:
         return report_error(error)
@@ -105,27 +104,12 @@ def let_memory_grow() -> None:
         os.environ[_MEMORY[0]] = "expandable_segments:True"
 
 
-def mark_as_run() -> None:
-    """Empty the marker file if the environment names one; only the main process does."""
-    _mark("")
-
-
 def leave_code(code: int) -> int:
-    """Write a stage's exit code to the marker file, if there is one, for who does not see it; return the code."""
-    _mark(str(code))
+    """Write the exit code of a stage to the file of `CHUNK_GRPO_EXIT_CODE`, if the environment names one; return it."""
+    file = os.environ.get(EXIT_CODE)
+    if file and is_main_process():
+        Path(file).write_text(str(code), encoding="utf-8")
     return code
-
-
-def _mark(text: str) -> None:
-    marker = os.environ.get(RUN_MARKER)
-    if marker and is_main_process():
-        try:
-            Path(marker).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(
-                f"{RUN_MARKER}: must be a writable file, got {marker!r} ({error.strerror}); unset it, or create its "
-                "folder"
-            ) from error
 
 
 def is_main_process() -> bool:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from dvc.utils.hydra import compose_and_dump
 
+from tests.forked_dvc import forked_dvc
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 DVC_YAML = """\
@@ -57,8 +59,6 @@ import yaml
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
-if marker := os.environ.get("STAGE_RUN_MARKER"):
-    Path(marker).touch()
 kind, out = sys.argv[1], Path(sys.argv[2])
 params = yaml.safe_load(Path("params.yaml").read_text())
 out.parent.mkdir(parents=True, exist_ok=True)
@@ -116,39 +116,61 @@ def shell() -> Shell:
 
 
 @pytest.fixture(scope="session")
-def make_pipeline(shell: Shell) -> Callable[[Path], Path]:
-    """Write the small pipeline into a new folder, with this repository's flows, and commit it."""
+def template(shell: Shell, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small pipeline with this repository's flows, committed, nothing run. Read only."""
+    folder = tmp_path_factory.mktemp("template") / "checkout"
+    files = {
+        "dvc.yaml": DVC_YAML,
+        "stages/__init__.py": "",
+        "stages/work.py": WORK_PY,
+        "conf/variants/small.yaml": VARIANTS,
+        ".gitignore": "/prepared.txt\n/models/\n/artifacts/\n*.pid\n*.times\n/.prefect/\n__pycache__/\n",
+    }
+    for name in ("conf", "flows", "infra"):
+        shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("prefect.toml", "prefect.yaml"):
+        shutil.copy(REPOSITORY / name, folder)
+    for preset, variants in (("tiny", "chunk-ws"), ("smoke", "pair")):
+        file = folder / "conf" / "preset" / f"{preset}.yaml"
+        text = file.read_text().replace(f"/variants: {variants}", "/variants: small")
+        file.write_text(text.replace("  train: null ", "  train: gpu "))
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    compose_and_dump(
+        folder / "params.yaml", str(folder / "conf"), None, "config", str(folder), ["preset=tiny"]
+    )
+    shell(folder, "git", "init", "--quiet", "--initial-branch", "main")
+    shell(folder, sys.executable, "-m", "dvc", "init", "--quiet")
+    (folder / ".dvc/config").write_text("[core]\n    analytics = false\n")
+    shell(folder, "git", "add", "--all")
+    shell(folder, "git", "commit", "--quiet", "--message", "small pipeline")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def finished_template(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small pipeline, every stage run. Read only."""
+    folder = tmp_path_factory.mktemp("finished") / "checkout"
+    shutil.copytree(template, folder, symlinks=True)
+    forked_dvc(folder, "repro", "--quiet")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def make_pipeline(template: Path) -> Callable[[Path], Path]:
+    """Copy the small pipeline into a new folder."""
 
     def make(folder: Path) -> Path:
-        files = {
-            "dvc.yaml": DVC_YAML,
-            "stages/__init__.py": "",
-            "stages/work.py": WORK_PY,
-            "conf/variants/small.yaml": VARIANTS,
-            ".gitignore": "/prepared.txt\n/models/\n/artifacts/\n*.pid\n*.times\n/.prefect/\n__pycache__/\n",
-        }
-        for name in ("conf", "flows", "infra"):
-            shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("prefect.toml", "prefect.yaml"):
-            shutil.copy(REPOSITORY / name, folder)
-        for preset, variants in (("tiny", "chunk-ws"), ("smoke", "pair")):
-            file = folder / "conf" / "preset" / f"{preset}.yaml"
-            text = file.read_text().replace(f"/variants: {variants}", "/variants: small")
-            file.write_text(text.replace("  train: null ", "  train: gpu "))
-        for name, text in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text)
-        compose_and_dump(
-            folder / "params.yaml", str(folder / "conf"), None, "config", str(folder), ["preset=tiny"]
-        )
-        shell(folder, "git", "init", "--quiet", "--initial-branch", "main")
-        shell(folder, sys.executable, "-m", "dvc", "init", "--quiet")
-        (folder / ".dvc/config").write_text("[core]\n    analytics = false\n")
-        shell(folder, "git", "add", "--all")
-        shell(folder, "git", "commit", "--quiet", "--message", "small pipeline")
-        return folder
+        return shutil.copytree(template, folder, symlinks=True, dirs_exist_ok=True)
 
     return make
+
+
+@pytest.fixture
+def finished_pipeline(tmp_path: Path, finished_template: Path) -> Path:
+    """The small pipeline, committed, every stage run."""
+    return shutil.copytree(finished_template, tmp_path / "checkout", symlinks=True)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import yaml
 
 from chunk_grpo.errors import TransientError
 from chunk_grpo.orchestration.clones import locked
-from chunk_grpo.orchestration.dvc_command import dvc
+from chunk_grpo.orchestration.commands import dvc
 from chunk_grpo.orchestration.dvc_internals import Repo
 
 IN_USE = "in-use"

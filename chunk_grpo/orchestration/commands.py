@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from chunk_grpo.errors import ConfigError
 from chunk_grpo.orchestration.guard import supervised
 from chunk_grpo.stopping import stop_seconds
 
@@ -105,3 +107,12 @@ def _lines(output: io.TextIOWrapper) -> Iterator[str]:
             last_progress = time.monotonic()
         if line := raw.rstrip():
             yield line
+
+
+def dvc(folder: Path, *arguments: str, check: bool = True) -> str:
+    """Output of a DVC command in a repository; with `check`, its failure is a ConfigError."""
+    command = [sys.executable, "-m", "dvc", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if check and done.returncode != 0:
+        raise ConfigError(f"dvc {arguments[0]} failed in {folder}: {done.stdout}{done.stderr}")
+    return done.stdout

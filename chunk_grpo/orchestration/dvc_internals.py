@@ -1,8 +1,7 @@
-"""All that this package imports from DVC.
+"""What this package imports from DVC, but for dvc_process.py.
 
-DVC documents its command line and `dvc.api`. What is named here may change with any release: it is imported in this
-module alone, pyproject.toml bounds the version, and tests/orchestration/test_dvc_internals.py checks what is relied on.
-The command line is run in processes (pipeline.py).
+DVC documents its command line and `dvc.api`. What is named here may change with any release: it is imported in two
+modules alone, pyproject.toml bounds the version, and tests/orchestration/test_dvc_internals.py checks what is used.
 """
 
 from dvc.config import Config

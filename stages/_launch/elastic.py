@@ -147,8 +147,8 @@ def launch(job: Job, place: Machines, stop: Stop, seconds: float, *, on_cpu: boo
     from torch.distributed.launcher.api import elastic_launch
 
     with tempfile.TemporaryDirectory(prefix="processes-") as folder, _quiet():
-        marker = os.environ.get(environment.RUN_MARKER, str(Path(folder, "marker")))
-        variables = {environment.PARENT: str(os.getpid()), environment.RUN_MARKER: marker}
+        left = Path(folder, "code")
+        variables = {environment.PARENT: str(os.getpid()), environment.EXIT_CODE: str(left)}
         variables |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"} if on_cpu else {}
         before = dict(os.environ)
         os.environ |= variables  # which the processes inherit
@@ -156,7 +156,7 @@ def launch(job: Job, place: Machines, stop: Stop, seconds: float, *, on_cpu: boo
             with stop.heeded():
                 elastic_launch(_settings(job, place, folder, int(seconds)), sys.executable)(*job.arguments)
         except SignalException:
-            return _stopped(stop, seconds, Path(marker))
+            return _stopped(stop, seconds, left)
         except ChildFailedError as error:
             return _failed(error, job, place, Path(folder))
         except (DistError, RuntimeError) as error:
@@ -200,7 +200,7 @@ def kill_processes() -> None:
         process.kill()
 
 
-def _stopped(stop: Stop, seconds: float, marker: Path) -> Outcome:
+def _stopped(stop: Stop, seconds: float, left: Path) -> Outcome:
     """After a stop: 75, or the code that the main process left (it may not have been able to save)."""
     if stop.begun_at is None or stop.is_killed:
         return Outcome(TransientError.exit_code)
@@ -210,8 +210,7 @@ def _stopped(stop: Stop, seconds: float, marker: Path) -> Outcome:
             f"a process was killed {seconds:.0f} s after the stop ({environment.STOP_SECONDS}): what "
             "it was saving is lost\n",
         )
-    left = marker.read_text(encoding="utf-8") if marker.exists() else ""
-    return Outcome(int(left) if left else TransientError.exit_code)
+    return Outcome(int(left.read_text(encoding="utf-8")) if left.exists() else TransientError.exit_code)
 
 
 def _failed(error: ChildFailedError, job: Job, place: Machines, folder: Path) -> Outcome:

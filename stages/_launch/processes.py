@@ -22,7 +22,7 @@ from chunk_grpo.errors import ChunkGrpoError, ConfigError
 from chunk_grpo.stopping import stop_seconds
 from stages._launch.elastic import Job, Machines, Outcome, Stop, launch
 from stages._launch.machines import Board, machines_of_environment
-from stages._stage import Arguments, leave_code, mark_as_run, parsed, report_error, run_stage
+from stages._stage import Arguments, leave_code, parsed, report_error, run_stage
 
 
 def run_processes(
@@ -56,7 +56,6 @@ def run_processes(
         seconds = stop_seconds()
         if count * machines.count <= 1:
             return run_stage(main, arguments)
-        mark_as_run()
         job = Job(
             uuid.uuid4().hex,
             sys.orig_argv[1:],

@@ -2,7 +2,6 @@
 
 import hashlib
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,15 +59,6 @@ def name_of(content: bytes) -> str:
     return f"{digest[:2]}/{digest[2:]}"
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, make_pipeline: Callable[[Path], Path]) -> Path:
-    """A checkout in which every stage ran. Read only."""
-    checkout = make_pipeline(tmp_path_factory.mktemp("finished") / "checkout")
-    for stage in STAGES:
-        assert Pipeline(checkout, Commands()).run(stage, quiet).outcome == "ran"
-    return checkout
-
-
 def add_remote(checkout: Path, url: str, shell: Shell) -> None:
     """Commit the URL alone: endpoint and credentials are a machine's own."""
     shell(checkout, "dvc", "remote", "add", "-d", "store", url)
@@ -76,9 +66,9 @@ def add_remote(checkout: Path, url: str, shell: Shell) -> None:
 
 
 @pytest.fixture
-def machines(finished: Path, bucket: str, tmp_path: Path, shell: Shell) -> Machines:
+def machines(finished_template: Path, bucket: str, tmp_path: Path, shell: Shell) -> Machines:
     """Machine `a` has run the pipeline; nothing is in the bucket yet, and no other machine has anything."""
-    shutil.copytree(finished, tmp_path / "a" / "checkout", symlinks=True)
+    shutil.copytree(finished_template, tmp_path / "a" / "checkout", symlinks=True)
     add_remote(tmp_path / "a" / "checkout", f"{bucket}/dvc", shell)
     return Machines(tmp_path, shell, f"{bucket}/dvc")
 

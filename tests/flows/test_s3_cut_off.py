@@ -32,13 +32,10 @@ BIG, MANY = 120 * 2**20, 200
 """Bytes of an object that is sent in parts, and how many files a folder has."""
 
 BULK_PY = f"""\
-import os
 import random
 import sys
 from pathlib import Path
 
-if marker := os.environ.get("STAGE_RUN_MARKER"):
-    Path(marker).touch()
 small = {{f"many/{{number}}": 50_000 for number in range({MANY})}}
 files = {{"bulk": small | {{"big": {BIG}}}, "pair": {{"one": {BIG} // 2, "two": {BIG} // 2}}}}[sys.argv[1]]
 for name, size in files.items():

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,21 +30,10 @@ def quiet(_: str) -> None:
     """Log nothing."""
 
 
-@pytest.fixture(scope="module")
-def finished(
-    make_pipeline: Callable[[Path], Path], shell: Shell, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """The small pipeline, finished. Read only."""
-    root = make_pipeline(tmp_path_factory.mktemp("finished") / "checkout")
-    forked_dvc(root, "repro", "--quiet")
-    return root
-
-
 @pytest.fixture
-def checkout(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the finished pipeline to change."""
-    root = tmp_path / "checkout"
-    shutil.copytree(finished, root, symlinks=True)
+def checkout(finished_pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The finished pipeline."""
+    root = finished_pipeline
     monkeypatch.setenv("PREFECT_HOME", str(root / ".prefect"))
     monkeypatch.setattr("chunk_grpo.orchestration.cache.dvc", forked_dvc)
     return root

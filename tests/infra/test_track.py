@@ -1,7 +1,6 @@
 """`make track`: a finished run that a clone gets by `dvc pull`."""
 
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,21 +12,10 @@ from infra.track import main
 Shell = Callable[..., str]
 
 
-@pytest.fixture(scope="module")
-def made(
-    make_pipeline: Callable[[Path], Path], shell: Shell, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """The small pipeline, finished. Read only: `finished` is a copy to change."""
-    root = make_pipeline(tmp_path_factory.mktemp("made") / "checkout")
-    dvc(shell, root, "repro")
-    return root
-
-
 @pytest.fixture
-def finished(made: Path, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def finished(finished_pipeline: Path, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The finished pipeline with a remote."""
-    root = tmp_path / "checkout"
-    shutil.copytree(made, root)
+    root = finished_pipeline
     for name, value in {"GIT_AUTHOR_NAME": "t", "GIT_AUTHOR_EMAIL": "t@localhost"}.items():
         monkeypatch.setenv(name, value)
         monkeypatch.setenv(name.replace("AUTHOR", "COMMITTER"), value)

@@ -98,7 +98,7 @@ def test_killing_parent_or_guard_leaves_no_process(tmp_path: Path, killed: str) 
 
 def test_remaining_children_of_command_are_ended(tmp_path: Path) -> None:
     (tmp_path / "child.py").write_text(CHILD)
-    code = "import subprocess, sys, time; subprocess.Popen([sys.executable, *sys.argv[1:]]); time.sleep(2)"
+    code = "import subprocess, sys, time; subprocess.Popen([sys.executable, *sys.argv[1:]]); time.sleep(1)"
     start = time.monotonic()
     arguments = [str(tmp_path / "child.py"), str(tmp_path), "quick"]
     assert subprocess.run(supervised([sys.executable, "-c", code, *arguments], 5)).returncode == 0

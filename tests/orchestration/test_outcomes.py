@@ -1,6 +1,4 @@
-"""chunk_grpo/orchestration/outcomes.py: what DVC's lines say."""
-
-import time
+"""chunk_grpo/orchestration/outcomes.py: outcomes as text, and what errors of a remote advise."""
 
 import pytest
 
@@ -68,69 +66,3 @@ def test_a_damaged_object_is_named_as_it_is_in_the_remote(key: str) -> None:
     assert error.may_pass
     log.add("ERROR: failed to transfer 'b71d' - Connection timeout")
     assert "goes on from what has arrived" in str(log.error("dvc repro --pull", 255))
-
-
-def at(log: DvcLog, monkeypatch: pytest.MonkeyPatch, *lines: tuple[float, str]) -> dict[str, float]:
-    """Seconds of each stage after lines that came at these times since DVC was started."""
-    started = time.monotonic()
-    with monkeypatch.context() as patch:
-        for seconds, line in lines:
-            patch.setattr(time, "monotonic", lambda now=started + seconds: now)
-            log.add(line)
-    found = log.restored(0, {}, "dvc repro")
-    return {name: round(outcome.seconds, 3) for name, outcome in found.items()}
-
-
-CACHED = "Stage '{}' is cached - skipping run, checking out outputs"
-SAME = "Stage '{}' didn't change, skipping"
-LOCK = "Updating lock file 'dvc.lock'"
-
-
-PULLING = "Pulling data for stage: '{}'"
-
-
-@pytest.mark.parametrize(
-    ("lines", "seconds"),
-    [
-        pytest.param(
-            [
-                (5, CACHED.format("a")),  # 5 s until DVC has its stages: of none
-                (7, "Generating lock file 'dvc.lock'"),
-                (7, LOCK),
-                (8, CACHED.format("b")),
-                (38, LOCK),
-                (42, SAME.format("c")),
-                (43, "Use `dvc push` to send your updates to remote storage."),
-            ],
-            {"a": 2, "b": 31, "c": 4},
-            id="DVC says that a stage is cached before it copies, and writes dvc.lock after that",
-        ),
-        pytest.param(
-            [(5, SAME.format("a")), (6, CACHED.format("b")), (16, SAME.format("c")), (18, SAME.format("d"))],
-            {"a": 0, "b": 11, "c": 0, "d": 2},
-            id="dvc.lock stays",
-        ),
-        pytest.param(
-            [(5, PULLING.format("a")), (15, PULLING.format("b")), (17, "Data and pipelines are up to date.")],
-            {"a": 10, "b": 2},
-            id="pulling is said before, too; and the last one ends with DVC",
-        ),
-        pytest.param(
-            [
-                (5, "WARNING: stage: 'a' is frozen. Its dependencies are not going to be reproduced."),
-                (6, "Verifying outputs in frozen stage: 'a'"),
-                (9, LOCK),
-                (10, "Running stage 'b':"),
-                (12, "WARNING: failed to run: python -m stages.work b, exited with 1"),
-                (15, CACHED.format("c")),
-                (19, LOCK),
-            ],
-            {"a": 3, "c": 7},
-            id="a stage that would run and a frozen one leave others their time",
-        ),
-    ],
-)
-def test_the_time_of_copying_counts_for_its_stage(
-    lines: list[tuple[float, str]], seconds: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert at(DvcLog(print), monkeypatch, *lines) == seconds

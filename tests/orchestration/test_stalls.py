@@ -75,10 +75,10 @@ from pathlib import Path
 from chunk_grpo.training.journal import Heading, Journal
 journal = Journal(Path("logs/chunk/seed-0"), Heading("some", 0, 9, 0), [])
 for iteration in range(1, 10):
-    time.sleep(0.2)
+    time.sleep(0.1)
     journal.log(iteration, {"reward_mean": 0.5})
     while iteration == 3 and not Path("go").exists():
-        time.sleep(0.1)
+        time.sleep(0.05)
 journal.close(is_finished=True)
 """
 
@@ -88,8 +88,8 @@ Train = Callable[[stalls.Log], None]
 
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
-    """Train, and stand still at iteration 3 until there is a file `go`; the journal is looked at every 0.2 s."""
-    monkeypatch.setattr(stalls, "_LOOK_SECONDS", 0.2)
+    """Train, and stand still at iteration 3 until there is a file `go`; the journal is looked at every 0.1 s."""
+    monkeypatch.setattr(stalls, "_LOOK_SECONDS", 0.1)
     old = Journal(tmp_path / "logs/chunk/seed-0", HEADING, [])
     old.log(1, {"reward_mean": 0.5})
     old.close(is_finished=False)

@@ -9,18 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import yaml
 
 from chunk_grpo.git import commit_of_working_tree, is_of_working_tree, resolved, uncommitted
 from chunk_grpo.orchestration import clones
 from chunk_grpo.orchestration.clones import IN_USE, clone_in_use, locked, make_clone
 from chunk_grpo.orchestration.commands import Commands, CommandStoppedError
+from chunk_grpo.orchestration.dvc_internals import Repo
 from chunk_grpo.orchestration.outcomes import StageFailed
 from chunk_grpo.orchestration.pipeline import Pipeline
 from chunk_grpo.orchestration.workspace import (
     RunSpec,
     TrainedModels,
     make_workspace,
-    read_yaml,
     share_cache,
     write_params,
 )
@@ -121,9 +122,8 @@ def test_a_clone_keeps_local_settings_of_dvc(pipeline: Path, tmp_path: Path, she
     shell(pipeline, "dvc", "remote", "add", "--local", "-d", "near", "../store")
     clone = clone_of(pipeline, tmp_path / "deep/er/one")
     assert Pipeline(clone, Commands()).has_remote()
-    assert run(clone, "prepare") == "ran"
-    shell(clone, "dvc", "push", "--run-cache")
-    assert (tmp_path / "store/files").is_dir()
+    with Repo(str(clone)) as repo:
+        assert Path(repo.cloud.get_remote().path) == tmp_path / "store"
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_models_of_a_published_run_are_kept_with_their_parameters(pipeline: Path
     """Only what is of the day comes from the preset as it is now."""
     for stage in ("prepare", "train@a", "train@b"):
         run(pipeline, stage)
-    params = read_yaml(pipeline / "params.yaml")
+    params = yaml.safe_load((pipeline / "params.yaml").read_text())
     params["generate"]["seed"], params["report"]["title"] = 7, "As it was"
     models = TrainedModels(commit="c", params=json.dumps(params), lock=(pipeline / "dvc.lock").read_text())
     spec = RunSpec(commit=resolved(pipeline, "HEAD"), preset="tiny", models=models)
@@ -139,7 +139,10 @@ def test_models_of_a_published_run_are_kept_with_their_parameters(pipeline: Path
     with make_workspace(pipeline, tmp_path, "run@one", spec, Commands(), quiet) as made:
         assert made.root == tmp_path / "runs/run-one"
         assert made.is_preset
-        here, there = read_yaml(made.root / "params.yaml"), read_yaml(pipeline / "params.yaml")
+        here, there = (
+            yaml.safe_load((made.root / "params.yaml").read_text()),
+            yaml.safe_load((pipeline / "params.yaml").read_text()),
+        )
         assert here["generate"]["seed"] == 7
         assert here["report"] == there["report"]
         assert set(made.pipeline.restore(["train@a", "train@b"], quiet)) == {"train@a", "train@b"}
@@ -157,9 +160,6 @@ def test_a_run_begins_with_the_results_of_the_last_one_of_the_preset(pipeline: P
     with make_workspace(pipeline, tmp_path, "two", spec, Commands(), quiet) as made:
         assert made.restore(["prepare"], quiet)["prepare"].outcome == "restored"
         assert (made.root / "prepared.txt").exists()
-    other = RunSpec(commit=spec.commit, preset="smoke")
-    with make_workspace(pipeline, tmp_path, "three", other, Commands(), quiet) as made:
-        assert made.restore(["prepare"], quiet) == {}
 
 
 def test_another_specification_has_another_digest_on_every_machine() -> None:
@@ -227,7 +227,7 @@ def test_runs_that_start_at_once_may_remove_the_same_clone(
 
     def remove_slowly(path: Path) -> None:
         (path / IN_USE).unlink()  # a lock that another one makes anew is free
-        time.sleep(1)
+        time.sleep(0.3)
         remove(path)
 
     monkeypatch.setattr(shutil, "rmtree", remove_slowly)
@@ -242,7 +242,7 @@ def test_a_clone_that_is_not_in_use_yet_is_not_removed(
 
     def make_early(repository: Path, commit: str, clone: Path) -> None:
         make_clone(repository, commit, clone)
-        seconds = {"a": 1, "b": 3}[clone.name]
+        seconds = {"a": 0.3, "b": 1.2}[clone.name]
         os.utime(clone, (1000 / seconds, 1000 / seconds))
         time.sleep(seconds)
 
@@ -270,20 +270,20 @@ def test_lock_is_exclusive_and_waiting_can_be_stopped(tmp_path: Path) -> None:
 
 
 def test_run_without_preset_uses_committed_params(pipeline: Path, tmp_path: Path, shell: Shell) -> None:
-    params = read_yaml(pipeline / "params.yaml")
+    params = yaml.safe_load((pipeline / "params.yaml").read_text())
     params["generate"]["seed"] = 77
     write_params(pipeline, params)
     shell(pipeline, "git", "commit", "--quiet", "--all", "--message", "our settings")
     said: list[str] = []
     commit = resolved(pipeline, "HEAD")
     with make_workspace(pipeline, tmp_path, "ours", RunSpec(commit=commit), Commands(), said.append) as made:
-        assert read_yaml(made.root / "params.yaml") == params
+        assert yaml.safe_load((made.root / "params.yaml").read_text()) == params
         assert made.preset == "tiny"
         assert not made.is_preset  # what it publishes would stand in the place of the preset's
     assert not [line for line in said if "Not part of this run" in line]
     spec = RunSpec(commit=commit, preset="tiny")
     with make_workspace(pipeline, tmp_path, "preset", spec, Commands(), said.append) as made:
-        assert read_yaml(made.root / "params.yaml")["generate"]["seed"] != 77
+        assert yaml.safe_load((made.root / "params.yaml").read_text())["generate"]["seed"] != 77
         assert made.is_preset
     assert any("Not part of this run, since it was given preset tiny" in line for line in said)
     assert "  generate.seed: 77; the preset has 2000" in said

@@ -72,7 +72,9 @@ def test_reports_folder_that_cannot_be_removed(tmp_path: Path, monkeypatch: pyte
         forget_unfinished(tmp_path)
 
 
-@pytest.mark.parametrize("left", ["", ".x.tmp"], ids=["nothing", "half"])
+@pytest.mark.parametrize(
+    "left", ["", pytest.param(".x.tmp", marks=pytest.mark.slow)], ids=["nothing", "half"]
+)
 def test_dvc_runs_a_stage_whose_entry_was_not_written(tmp_path: Path, left: str) -> None:
     """And fails before that: when it no longer does, none of this is needed."""
 

@@ -1,0 +1,90 @@
+"""DVC's command line in a process that also records what became of each stage.
+
+`python -P dvc_process.py RECORD ARGUMENTS ...` does the same as `dvc ARGUMENTS ...`; a `+` among them begins a second
+command. RECORD, a file, gets a line of JSON for each stage of `dvc repro`. The argument `push-run-cache` sends the
+entries of the run cache that the remote lacks or has in part; `dvc push --run-cache` sends all each time.
+
+It is started by its path, since the folder in which it runs may have another version of this package. It takes hold of
+two functions of DVC, which documents neither: tests/orchestration/test_pipeline.py checks that.
+"""
+
+import json
+import logging
+import re
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import dvc.repo.reproduce as reproducing
+import dvc.stage.run as running
+from dvc.cli import main as dvc_main
+from dvc.repo import Repo
+from dvc.stage.exceptions import StageCmdFailedError
+
+
+def main(record: str, arguments: list[str]) -> int:
+    """Run the commands; return the exit code of the last one."""
+    if arguments == ["push-run-cache"]:
+        return push_run_cache()
+    # With `verify` DVC reports damaged objects at debug level only.
+    logging.getLogger("dvc_data.hashfile.db").setLevel("DEBUG")
+    logging.getLogger("dvc_data.hashfile.db.local").setLevel("INFO")
+    record_stages(Path(record))
+    if "+" in arguments:
+        end = arguments.index("+")
+        dvc_main(arguments[:end])
+        arguments = arguments[end + 1 :]
+    return int(dvc_main(arguments))
+
+
+def record_stages(record: Path) -> None:
+    """Let `dvc repro` record each stage: its outcome, exit code and seconds."""
+    run, reproduce, ran = running.cmd_run, reproducing._reproduce_stage, set[str]()
+
+    def run_noted(stage: Any, **options: Any) -> None:
+        ran.add(stage.addressing)
+        run(stage, **options)
+
+    def reproduce_recorded(stage: Any, **options: Any) -> Any:
+        start, outcome, code = time.monotonic(), "failed", None
+        try:
+            changed = reproduce(stage, **options)
+            outcome = "restored" if changed is not None and not stage.frozen else "unchanged"
+            return changed
+        except StageCmdFailedError as error:
+            code = int(re.sub(r"(.|\n)* ", "", str(error)))
+            raise
+        finally:
+            if stage.addressing in ran:
+                outcome = "ran"
+            line = {"stage": stage.addressing, "outcome": outcome, "code": code}
+            with record.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(line | {"seconds": time.monotonic() - start}) + "\n")
+
+    running.cmd_run = run_noted
+    reproducing._reproduce = partial(reproducing._reproduce, repro_fn=reproduce_recorded)
+
+
+def push_run_cache() -> int:
+    """Send the entries of the run cache; return the exit code."""
+    try:
+        with Repo() as repo:
+            remote, cache = repo.cloud.get_remote(), Path(repo.cache.local.path).parents[1]
+            fs, runs = remote.fs, remote.fs.join(remote.path, "runs")
+            if fs.protocol in ("http", "https"):  # nothing can be listed there
+                return 0
+            found = {} if fs.protocol == "local" else fs.fs.find(runs, detail=True)
+            there = {tuple(fs.parts(path)[-3:]): info["size"] for path, info in found.items()}
+            for entry in sorted((cache / "runs").glob("??/*/*")):
+                if entry.suffix != ".tmp" and there.get(entry.parts[-3:]) != entry.stat().st_size:
+                    fs.put_file(str(entry), fs.join(runs, *entry.parts[-3:]))
+    except Exception as error:
+        sys.stderr.write(f"ERROR: the run cache was not sent: {type(error).__name__}: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
