@@ -40,7 +40,11 @@ def main(record: str, arguments: list[str]) -> int:
 
 
 def record_stages(record: Path) -> None:
-    """Let `dvc repro` record each stage: its outcome, exit code and seconds."""
+    """Let `dvc repro` record each stage: its name, outcome, seconds, bytes of its outputs, and exit code if it failed.
+
+    Outcomes are `ran`, also if the command failed; `restored`, from the run cache; `unchanged`; and `failed`, before
+    its command was run.
+    """
     run, reproduce, ran = running.cmd_run, reproducing._reproduce_stage, set[str]()
 
     def run_noted(stage: Any, **options: Any) -> None:
@@ -59,9 +63,15 @@ def record_stages(record: Path) -> None:
         finally:
             if stage.addressing in ran:
                 outcome = "ran"
-            line = {"stage": stage.addressing, "outcome": outcome, "code": code}
+            line = {
+                "stage": stage.addressing,
+                "outcome": outcome,
+                "seconds": time.monotonic() - start,
+                "size": sum(out.meta.size or 0 for out in stage.outs if out.meta),
+                "code": code,
+            }
             with record.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(line | {"seconds": time.monotonic() - start}) + "\n")
+                stream.write(json.dumps(line) + "\n")
 
     running.cmd_run = run_noted
     reproducing._reproduce = partial(reproducing._reproduce, repro_fn=reproduce_recorded)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, TypeAlias, cast, get_args
 
 from chunk_grpo.orchestration.commands import Log
@@ -116,26 +114,6 @@ class DvcLog:
     def error(self, command: str, code: int) -> RemoteError:
         """The error of a failed command."""
         return RemoteError(command, code, [*self.lines, *self.troubles])
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """What became of one stage of `dvc repro`, as recorded by dvc_process.py."""
-
-    stage: str
-    """Name of the stage."""
-    outcome: str
-    """`ran`, also if the command failed; `restored`, `unchanged`; `failed`: before its command was run."""
-    code: int | None
-    """Exit code of a command that failed."""
-    seconds: float
-    """Wall time, without DVC's start."""
-
-    @classmethod
-    def read(cls, record: Path) -> dict[str, Recorded]:
-        """The stages of a record, by name; none if there is no file."""
-        lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
-        return {found.stage: found for found in (cls(**json.loads(line)) for line in lines)}
 
 
 def _exit_text(code: int) -> str:

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.orchestration.commands import Commands, Log
@@ -29,7 +29,7 @@ from chunk_grpo.orchestration.dvc_internals import (
     plan_repro,
     to_single_stage_lockfile,
 )
-from chunk_grpo.orchestration.outcomes import DvcLog, Outcome, Recorded, StageFailed, StageOutcome
+from chunk_grpo.orchestration.outcomes import DvcLog, StageFailed, StageOutcome
 
 _DVC = Path(__file__).with_name("dvc_process.py")
 
@@ -107,21 +107,20 @@ class Pipeline:
         # Stages as targets of a checkout would take longer: 3.5 s for 24, not 1.1 s.
         checkout = ["checkout", "--force", "--allow-missing", "dvc.yaml", "+"] if taken else []
         code, found = self._recorded([*checkout, "repro", *options], dvc_log, SHELL="/bin/false")
-        kinds = {record.outcome for record in found.values()}
+        kinds = {each["outcome"] for each in found}
         if pull and "ran" in kinds and not dvc_log.troubles:
             dvc_log.troubles.extend(self._missing_bucket())
         if (pull and dvc_log.troubles) or (code != 0 and ("ran" not in kinds or "failed" in kinds)):
             raise dvc_log.error("dvc repro" + (" --pull" if pull else ""), code)
-        sizes = self._sizes()
         done = {
-            name: StageOutcome(
-                name,
-                "unchanged" if record.outcome == "unchanged" and name not in taken else "restored",
-                record.seconds,
-                sizes.get(name, 0),
+            each["stage"]: StageOutcome(
+                each["stage"],
+                "restored" if each["stage"] in taken else each["outcome"],
+                each["seconds"],
+                each["size"],
             )
-            for name, record in found.items()
-            if record.outcome in ("restored", "unchanged")
+            for each in found
+            if each["outcome"] in ("restored", "unchanged")
         }
         self._forget(set(taken) - done.keys())
         return done
@@ -134,10 +133,10 @@ class Pipeline:
         dvc_log = DvcLog(log)
         options = ["--single-item", *(["--force"] if force else []), name]
         code, found = self._recorded(["repro", *options], dvc_log)
-        record = found.get(name)
-        if code != 0 or record is None:
-            raise StageFailed(name, (record and record.code) or code, tuple(dvc_log.lines))
-        return StageOutcome(name, cast("Outcome", record.outcome), record.seconds, self._sizes().get(name, 0))
+        if code != 0:
+            raise StageFailed(name, (found and found[0]["code"]) or code, tuple(dvc_log.lines))
+        (done,) = found
+        return StageOutcome(name, done["outcome"], done["seconds"], done["size"])
 
     def has_remote(self) -> bool:
         """Whether a default DVC remote is configured."""
@@ -272,13 +271,14 @@ class Pipeline:
 
     def _recorded(
         self, arguments: Sequence[str], log: DvcLog, **variables: str
-    ) -> tuple[int, dict[str, Recorded]]:
-        """Run a DVC command; return its exit code and what became of the stages."""
+    ) -> tuple[int, list[dict[str, Any]]]:
+        """Run a DVC command; return its exit code and what became of the stages, as dvc_process.py records it."""
         with tempfile.TemporaryDirectory(prefix="dvc-") as folder:
             record = Path(folder, "stages.jsonl")
             command = [sys.executable, "-P", str(_DVC), str(record), *arguments]
             code = self.commands.run(command, self.root, self._environment() | variables, log.add)
-            return code, Recorded.read(record)
+            lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
+            return code, [json.loads(line) for line in lines]
 
     def _environment(self) -> dict[str, str]:
         """Environment of a stage; its `python` is the interpreter of this process.
@@ -291,13 +291,6 @@ class Pipeline:
             "PATH": os.pathsep.join(path),
             "PYTHONUNBUFFERED": "1",
             "DVC_NO_ANALYTICS": "1",
-        }
-
-    def _sizes(self) -> dict[str, int]:
-        """Size of the outputs, in bytes, of each stage in dvc.lock."""
-        return {
-            name: sum(out.get("size", 0) for out in stage.get("outs", []))
-            for name, stage in self._locked().items()
         }
 
 

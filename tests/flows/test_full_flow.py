@@ -17,7 +17,6 @@ from infra.setup import SetUpError
 from tests.drills.watch import Watch, lives
 from tests.flows.faults import child_of, served, training
 from tests.forked_dvc import forked_dvc
-from tests.waiting import wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STAGES = ["prepare", "train@a", "train@b", "report"]
@@ -43,8 +42,8 @@ def test_serving_sets_up_pools_and_deployments_and_leaves_no_process(
         runs = [f"chunk-grpo/{name}" for name in ("full", "ablations", "reevaluate")]
         assert pools == {**dict.fromkeys(runs, "cpu"), **dict.fromkeys(stages, "gpu")}
         assert deployments["chunk-grpo/full"]["concurrency_options"]["collision_strategy"] == "ENQUEUE"
-        nightly = {"id": {"any_": [deployments["chunk-grpo/reevaluate"]["id"]]}}
-        wait_for(lambda: post(prefect, "flow_runs/filter", deployments=nightly), 60, "a run of the schedule")
+        (nightly,) = deployments["chunk-grpo/reevaluate"]["schedules"]
+        assert (nightly["active"], nightly["schedule"]["cron"]) == (True, "0 3 * * *")
         children = set(psutil.Process().children(recursive=True)) - earlier
         assert len([child for child in children if lives(child)]) >= 3
         with pytest.raises(SetUpError, match=f"already runs here, on port {prefect.port}"):

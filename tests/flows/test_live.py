@@ -65,21 +65,14 @@ def shown(root: Path) -> str:
     return found.markdown
 
 
-def test_a_training_that_has_not_begun_shows_nothing(tmp_path: Path) -> None:
-    assert live_curves(tmp_path, "chunk", "0") is None
-    (tmp_path / "logs" / "chunk" / "seed-0").mkdir(parents=True)
-    assert live_curves(tmp_path, "chunk", "0") is None
-
-
 def test_before_the_first_iteration_there_is_a_text_alone(tmp_path: Path, clocked: Clock) -> None:
+    assert live_curves(tmp_path, "chunk", "0") is None
     Journal(tmp_path / "logs" / "chunk" / "seed-0", heading(), []).close(is_finished=False)
-    found = live_curves(tmp_path, "chunk", "0")
-    assert found is not None and "![" not in found.markdown
-    assert "## chunk, training seed 0: iteration 0 of 10\n" in found.markdown
-    assert (
-        "The process started at 2001-01-01 12:00:00 UTC; none of its iterations has ended." in found.markdown
-    )
-    assert "| training | – | – |" in found.markdown
+    text = shown(tmp_path)
+    assert "![" not in text
+    assert "## chunk, training seed 0: iteration 0 of 10\n" in text
+    assert "The process started at 2001-01-01 12:00:00 UTC; none of its iterations has ended." in text
+    assert "| training | – | – |" in text
 
 
 def test_shows_current_iteration_and_expected_end(tmp_path: Path, clocked: Clock) -> None:
@@ -115,14 +108,12 @@ def test_pace_averages_the_last_iterations(tmp_path: Path, clocked: Clock) -> No
     assert pace(record) == (20.0, 1400.0)
 
 
-def test_one_iteration_is_timed_from_the_start(tmp_path: Path, clocked: Clock) -> None:
-    write(tmp_path, clocked, [0.25], heading())
-    assert "2 min 10 s per iteration" in shown(tmp_path)
-
-
-def test_after_a_resume_the_time_of_other_processes_does_not_count(tmp_path: Path, clocked: Clock) -> None:
-    write(tmp_path, clocked, [0.75], heading(done=6), seconds=40)
-    text = shown(tmp_path)
+def test_time_before_the_first_iteration_counts_if_there_is_one_alone(tmp_path: Path, clocked: Clock) -> None:
+    """But not what other processes took, before a training was resumed."""
+    write(tmp_path / "new", clocked, [0.25], heading())
+    assert "2 min 10 s per iteration" in shown(tmp_path / "new")
+    write(tmp_path / "resumed", clocked, [0.75], heading(done=6), seconds=40)
+    text = shown(tmp_path / "resumed")
     assert "iteration 7 of 10" in text
     assert "40.0 s per iteration" in text and "2 min 00 s left" in text
 

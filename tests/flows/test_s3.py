@@ -119,10 +119,8 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [pytest.param(name, marks=() if name == "wrong secret" else pytest.mark.slow) for name in FAULTS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_bucket_that_can_not_be_used_costs_nothing(
     machines: Machines, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -203,24 +203,10 @@ def test_old_clones_go_but_for_those_in_use(pipeline: Path, tmp_path: Path) -> N
         assert sorted(path.name for path in runs.iterdir() if path.is_dir()) == ["d", "e", "f"]
 
 
-def use_clones_at_once(pipeline: Path, runs: Path, names: str) -> dict[str, bool]:
-    """Make clones of which one is kept, all at once; whether each of them was whole as long as it was in use."""
-    all_in_use, whole = threading.Barrier(len(names)), {}
-
-    def use(name: str) -> None:
-        with clone_in_use(pipeline, resolved(pipeline, "HEAD"), runs / name, keep=1):
-            all_in_use.wait(20)
-            whole[name] = not uncommitted(runs / name)
-
-    with ThreadPoolExecutor() as pool:
-        for each in [pool.submit(use, name) for name in names]:
-            each.result()
-    return whole
-
-
-def test_runs_that_start_at_once_may_remove_the_same_clone(
+def test_clones_made_and_removed_at_once_stay_whole(
     pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Several may remove the same old one; one that is not in use yet stays, however many are newer by then."""
     make_clone(pipeline, resolved(pipeline, "HEAD"), tmp_path / "runs" / "old")
     os.utime(tmp_path / "runs" / "old", (1000, 1000))
     remove = shutil.rmtree
@@ -230,24 +216,26 @@ def test_runs_that_start_at_once_may_remove_the_same_clone(
         time.sleep(0.3)
         remove(path)
 
-    monkeypatch.setattr(shutil, "rmtree", remove_slowly)
-    assert use_clones_at_once(pipeline, tmp_path / "runs", "abc") == dict.fromkeys("abc", True)
-    assert not (tmp_path / "runs" / "old").exists()
-
-
-def test_a_clone_that_is_not_in_use_yet_is_not_removed(
-    pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many others are newer by then."""
-
     def make_early(repository: Path, commit: str, clone: Path) -> None:
         make_clone(repository, commit, clone)
-        seconds = {"a": 0.3, "b": 1.2}[clone.name]
+        seconds = {"a": 0.2, "b": 0.4, "c": 0.8}[clone.name]
         os.utime(clone, (1000 / seconds, 1000 / seconds))
         time.sleep(seconds)
 
+    monkeypatch.setattr(shutil, "rmtree", remove_slowly)
     monkeypatch.setattr(clones, "make_clone", make_early)
-    assert use_clones_at_once(pipeline, tmp_path / "runs", "ab") == dict.fromkeys("ab", True)
+    all_in_use, whole = threading.Barrier(3), {}
+
+    def use(name: str) -> None:
+        with clone_in_use(pipeline, resolved(pipeline, "HEAD"), tmp_path / "runs" / name, keep=1):
+            all_in_use.wait(20)
+            whole[name] = not uncommitted(tmp_path / "runs" / name)
+
+    with ThreadPoolExecutor() as pool:
+        for each in [pool.submit(use, name) for name in "abc"]:
+            each.result()
+    assert whole == dict.fromkeys("abc", True)
+    assert not (tmp_path / "runs" / "old").exists()
 
 
 def test_lock_is_exclusive_and_waiting_can_be_stopped(tmp_path: Path) -> None:
