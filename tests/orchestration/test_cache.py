@@ -3,13 +3,13 @@
 import errno
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from chunk_grpo.errors import ConfigError
 from chunk_grpo.orchestration.cache import forget_unfinished
+from tests.forked_dvc import forked_dvc
 
 DVC_YAML = "stages:\n  copy:\n    cmd: cp a b\n    deps: [a]\n    outs: [b]\n"
 
@@ -78,25 +78,23 @@ def test_reports_folder_that_cannot_be_removed(tmp_path: Path, monkeypatch: pyte
 def test_dvc_runs_a_stage_whose_entry_was_not_written(tmp_path: Path, left: str) -> None:
     """And fails before that: when it no longer does, none of this is needed."""
 
-    def dvc(*arguments: str) -> int:
-        environment = os.environ | {"DVC_NO_ANALYTICS": "1"}
-        command = [sys.executable, "-m", "dvc", *arguments, "--quiet"]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True).returncode
-
-    (tmp_path / "dvc.yaml").write_text(DVC_YAML)
-    (tmp_path / "a").write_text("a")
-    assert dvc("init", "--no-scm") == 0
-    assert dvc("repro") == 0
-    runs = tmp_path / ".dvc/cache/runs"
+    root = tmp_path / "checkout"
+    root.mkdir()
+    (root / "dvc.yaml").write_text(DVC_YAML)
+    (root / "a").write_text("a")
+    forked_dvc(root, "init", "--no-scm")
+    forked_dvc(root, "repro")
+    runs = root / ".dvc/cache/runs"
     (entry,) = runs.glob("*/*/*")
     entry.unlink()
     if left:
         (entry.parent / left).touch()
-    (tmp_path / "dvc.lock").unlink()
-    (tmp_path / "b").unlink()
+    (root / "dvc.lock").unlink()
+    (root / "b").unlink()
     if not left:
-        assert dvc("repro") != 0
+        with pytest.raises(ConfigError):
+            forked_dvc(root, "repro")
     aged(entry.parent)
     forget_unfinished(runs)
-    assert dvc("repro") == 0
-    assert (tmp_path / "b").read_text() == "a"
+    forked_dvc(root, "repro")
+    assert (root / "b").read_text() == "a"

@@ -103,15 +103,20 @@ def test_ran_then_unchanged_then_restored_then_forced(pipeline: Path) -> None:
     assert outcome(pipeline, "prepare", force=True) == "ran"
 
 
-def test_restoring_runs_nothing_and_goes_as_far_as_the_cache(pipeline: Path) -> None:
-    assert outcomes(pipeline, *STAGES) == {}
-    assert not (pipeline / "prepared.txt").exists()
-    outcome(pipeline, "prepare")
-    outcome(pipeline, "train@b")
-    assert outcomes(pipeline, *STAGES) == {"prepare": "unchanged", "train@b": "unchanged"}
-    assert not (pipeline / "a.pid").exists()
-    shutil.rmtree(pipeline / "models")
-    assert outcomes(pipeline, "train@b") == {"prepare": "unchanged", "train@b": "restored"}
+@pytest.fixture
+def trainable(finished_pipeline: Path) -> Path:
+    """The finished pipeline without the mark of the process that trained `a`."""
+    (finished_pipeline / "a.pid").unlink()
+    return finished_pipeline
+
+
+def test_restoring_runs_nothing_and_goes_as_far_as_the_cache(trainable: Path) -> None:
+    set_variant(trainable, "a", clip_range=0.5)
+    (trainable / "dvc.lock").unlink()
+    shutil.rmtree(trainable / "models")
+    assert outcomes(trainable, *STAGES) == {"prepare": "restored", "train@b": "restored"}
+    assert outcomes(trainable, *STAGES) == {"prepare": "unchanged", "train@b": "unchanged"}
+    assert not (trainable / "a.pid").exists()
 
 
 def taken_over(workspace: Path, earlier: dict[str, Any]) -> dict[str, str]:
@@ -249,8 +254,8 @@ def test_dvc_lock_does_not_depend_on_the_order_in_which_stages_ran(
     assert outcomes(other, *STAGES) == dict.fromkeys(STAGES, "unchanged")
 
 
-def test_fingerprint_depends_on_command_and_contents(pipeline: Path) -> None:
-    outcome(pipeline, "prepare")
+def test_fingerprint_depends_on_command_and_contents(finished_pipeline: Path) -> None:
+    pipeline = finished_pipeline
     first = of(pipeline).fingerprint("train@a")
     assert of(pipeline).fingerprint("train@a") == first
     assert of(pipeline).fingerprint("train@b") != first
@@ -261,19 +266,18 @@ def test_fingerprint_depends_on_command_and_contents(pipeline: Path) -> None:
     assert len({first, second, of(pipeline).fingerprint("train@a")}) == 3
 
 
-def test_failure_has_exit_code_and_last_lines(pipeline: Path) -> None:
-    outcome(pipeline, "prepare")
-    set_variant(pipeline, "a", kl_coef=3.0)
+def test_failure_has_exit_code_and_last_lines(trainable: Path) -> None:
+    set_variant(trainable, "a", kl_coef=3.0)
     with pytest.raises(
         StageFailed, match=r"(?s)stage train@a failed with exit code 3 \(bad input\)\n.*training a"
     ) as error:
-        outcome(pipeline, "train@a")
+        outcome(trainable, "train@a")
     assert error.value.exit_code == 3
 
 
 @pytest.mark.parametrize("waits", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_killed_stage_is_reported_as_killed(
-    pipeline: Path, waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trainable: Path, waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when the shell of DVC waits for the command, rather than become it, and exits with 137 for it."""
     if waits:
@@ -281,16 +285,15 @@ def test_a_killed_stage_is_reported_as_killed(
         shell.write_text('#!/bin/sh\n/bin/sh "$@"\nexit $?\n')
         shell.chmod(0o755)
         monkeypatch.setenv("SHELL", str(shell))
-    outcome(pipeline, "prepare")
-    set_variant(pipeline, "a", eta=1.0)
+    set_variant(trainable, "a", eta=1.0)
 
     def kill() -> None:
-        psutil.Process(pid_of_training(pipeline)).kill()
+        psutil.Process(pid_of_training(trainable)).kill()
 
     killer = threading.Thread(target=kill)
     killer.start()
     with pytest.raises(StageFailed, match="stage train@a was ended by SIGKILL") as error:
-        outcome(pipeline, "train@a")
+        outcome(trainable, "train@a")
     assert error.value.exit_code == -9
     killer.join()
 
@@ -305,30 +308,29 @@ def test_a_killed_stage_is_reported_as_killed(
     ],
 )
 def test_ending_leaves_no_process(
-    pipeline: Path, how: str, deaf: bool, monkeypatch: pytest.MonkeyPatch
+    trainable: Path, how: str, deaf: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exception in here, as Prefect raises on SIGTERM, or `stop` from another thread: not even a deaf one stays."""
     monkeypatch.setattr(commands, "stop_seconds", lambda: 1.0)
     monkeypatch.setattr(commands, "STOP_MARGIN", 0.0)
-    outcome(pipeline, "prepare")
-    set_variant(pipeline, "a", eta=1.0)
+    set_variant(trainable, "a", eta=1.0)
     if deaf:
-        work = pipeline / "stages/work.py"
+        work = trainable / "stages/work.py"
         work.write_text("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + work.read_text())
     running = Commands()
 
     def end_when_it_trains(line: str) -> None:
         if line.startswith("training a"):
-            pid_of_training(pipeline)
+            pid_of_training(trainable)
             if how == "exception":
                 raise KeyboardInterrupt
             threading.Thread(target=running.stop).start()
 
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt if how == "exception" else CommandStoppedError):
-        Pipeline(pipeline, running).run("train@a", end_when_it_trains)
+        Pipeline(trainable, running).run("train@a", end_when_it_trains)
     assert time.monotonic() - start < 30
-    assert has_ended(pid_of_training(pipeline))
+    assert has_ended(pid_of_training(trainable))
     if how == "stop":
         with pytest.raises(CommandStoppedError):
-            Pipeline(pipeline, running).run("train@b", quiet)
+            Pipeline(trainable, running).run("train@b", quiet)

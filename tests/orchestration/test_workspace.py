@@ -104,18 +104,14 @@ def test_a_commit_that_a_checkout_lacks_comes_from_its_origin(
 
 
 def test_a_clone_shares_the_cache_and_leaves_the_checkout_alone(pipeline: Path, tmp_path: Path) -> None:
-    assert run(pipeline, "prepare") == "ran"
-
     def times() -> dict[Path, int]:
         files = [path for path in pipeline.rglob("*") if {".dvc", ".git"}.isdisjoint(path.parts)]
         return {path: path.stat().st_mtime_ns for path in files if path.is_file()}
 
     before = times()
-    clone = clone_of(pipeline, tmp_path / "runs/one")
-    assert run(clone, "prepare") == "restored"
-    assert run(clone, "train@a") == "ran"
+    assert run(clone_of(pipeline, tmp_path / "runs/one"), "prepare") == "ran"
     assert times() == before
-    assert run(pipeline, "train@a") == "restored"
+    assert run(pipeline, "prepare") == "restored"
 
 
 def test_a_clone_keeps_local_settings_of_dvc(pipeline: Path, tmp_path: Path, shell: Shell) -> None:
@@ -153,7 +149,6 @@ def test_a_run_begins_with_the_results_of_the_last_one_of_the_preset(pipeline: P
     """Also where the run cache, from which DVC would restore one stage after the other, is gone."""
     spec = RunSpec(commit=resolved(pipeline, "HEAD"))
     with make_workspace(pipeline, tmp_path, "one", spec, Commands(), quiet) as made:
-        assert made.restore(["prepare"], quiet) == {}
         made.pipeline.run("prepare", quiet)
         made.remember()
     shutil.rmtree(pipeline / ".dvc/cache/runs")
