@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from chunk_grpo.errors import ConfigError
+from chunk_grpo.orchestration.dvc_internals import load_yaml
 from chunk_grpo.orchestration.presets import (
     combinations,
     composed,
@@ -13,7 +14,7 @@ from chunk_grpo.orchestration.presets import (
     preset_names,
     replace_params,
 )
-from chunk_grpo.orchestration.workspace import read_yaml, write_params
+from chunk_grpo.orchestration.workspace import write_params
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,7 +28,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def edit(root: Path, **changes: object) -> None:
-    params = read_yaml(root / "params.yaml")
+    params = load_yaml(str(root / "params.yaml"))
     params["train"] |= changes
     write_params(root, params)
 
@@ -35,7 +36,7 @@ def edit(root: Path, **changes: object) -> None:
 def test_the_same_values_in_another_form_are_no_edits(root: Path) -> None:
     edit(root)  # written by another program
     replace_params(root, "smoke", force=False)
-    assert read_yaml(root / "params.yaml")["composed_from"] == "smoke"
+    assert load_yaml(str(root / "params.yaml"))["composed_from"] == "smoke"
 
 
 @pytest.mark.parametrize("preset", ["tiny", "smoke"])
@@ -53,7 +54,7 @@ def test_edits_are_listed_and_kept(preset: str, root: Path) -> None:
     ]
     assert (root / "params.yaml").read_bytes() == before
     replace_params(root, preset, force=True)
-    assert read_yaml(root / "params.yaml") == composed(root, preset)
+    assert load_yaml(str(root / "params.yaml")) == composed(root, preset)
 
 
 @pytest.mark.parametrize("text", ["a: [", "train: {}\n", "composed_from: mine\n"])
@@ -80,7 +81,7 @@ def test_a_value_that_was_taken_away_is_an_edit(root: Path) -> None:
 
 def test_variants_of_one_preset_run_at_the_size_of_another(root: Path) -> None:
     replace_params(root, "flux-dev", force=False, variants="chunk-settings")
-    found, own = read_yaml(root / "params.yaml"), composed(root, "flux-dev")
+    found, own = load_yaml(str(root / "params.yaml")), composed(root, "flux-dev")
     assert found["variants"] == composed(root, "chunk-settings")["variants"]
     assert found["train"] == own["train"]
     with pytest.raises(ConfigError, match=r"variants\.chunk-ws: removed"):
