@@ -57,7 +57,7 @@ def save_experiment(clone: Path, repository: Path, name: str) -> None:
     """Save params.yaml and dvc.lock of a clone as an experiment of DVC in another repository.
 
     An experiment is a commit on the one that it started from, named by a reference; `dvc exp show` lists it. Here git
-    makes it, because `dvc exp save` in two clones or worktrees of one repository mixes their files (ADR 23).
+    makes it, because `dvc exp save` in two clones or worktrees of one repository mixes their files (ADR 24).
 
     Args:
         clone: Root of a clone whose HEAD has been checked out, and which has a dvc.lock.
