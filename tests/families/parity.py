@@ -17,7 +17,7 @@ from chunk_grpo.families.diffusers_family import DiffusersFamily
 from chunk_grpo.families.registry import family_class
 
 PROMPTS = ["a red circle", "two squares", "a cross above a circle", "a blue square and a red cross"]
-STEPS = 10
+STEPS = 4
 
 
 def module_of(name: str) -> Any:

@@ -23,15 +23,14 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str,
     return {name: save_checkpoints(name, tmp_path_factory.mktemp(name)) for name in NAMES}
 
 
-@pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize(("name", "scale"), GUIDED)
-def test_latents_and_pictures_equal_those_of_diffusers_pipeline(name, scale, batch, checkpoints):
+def test_latents_and_pictures_equal_those_of_diffusers_pipeline(name, scale, checkpoints):
     """Encoding, velocity, grid, guidance and decoding; the prompts have unequal lengths."""
-    for kind, size in zip(("sharded", "bf16"), module_of(name).CASE.sizes, strict=True):
+    for kind, size, batch in zip(("sharded", "bf16"), module_of(name).CASE.sizes, (4, 1), strict=True):
         assert max(differences(name, checkpoints[name][kind], size, batch, scale)) < 1e-5
 
 
-@pytest.mark.parametrize("size", [(32, 32), (24, 64), (40, 16)])
+@pytest.mark.parametrize("size", [(24, 64), (40, 16)])
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 @pytest.mark.parametrize("name", ["flux", "sd3"])
 def test_the_toys_equal_diffusers_pipeline(name, scale, size):

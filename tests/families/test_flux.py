@@ -13,12 +13,11 @@ from tests.families.parity import PROMPTS
 from tests.families.small_parts import TINY
 
 
-@pytest.mark.parametrize("seed", [7, 8])
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (24, 64), (40, 16)])
-def test_every_step_equals_diffusers_from_the_same_state(height, width, seed):
+def test_every_step_equals_diffusers_from_the_same_state(height, width):
     """Step by step rounding does not add up, so this holds far closer than the whole trajectory can."""
     family = FluxFamily.load(LoadOptions(str(TINY), height=height, width=width, max_sequence_length=8))
-    noise = torch.randn(4, *family.latent_shape, generator=torch.Generator().manual_seed(seed))
+    noise = torch.randn(4, *family.latent_shape, generator=torch.Generator().manual_seed(7))
     states = [noise]
 
     def record(
@@ -30,11 +29,11 @@ def test_every_step_equals_diffusers_from_the_same_state(height, width, seed):
     pipeline = FluxPipeline.from_pretrained(TINY, dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
     pipeline(
-        PROMPTS, latents=noise, output_type="latent", height=height, width=width, num_inference_steps=50,
+        PROMPTS, latents=noise, output_type="latent", height=height, width=width, num_inference_steps=12,
         max_sequence_length=8, guidance_scale=3.5, callback_on_step_end=record,
     )  # fmt: skip
     velocity = velocity_function(family, family.encode(PROMPTS))
-    times = time_grid(50, 3.0).tolist()
+    times = time_grid(12, 3.0).tolist()
     assert len(states) == len(times)
     with torch.no_grad():
         for x, expected, t, t_next in zip(states, states[1:], times, times[1:], strict=False):

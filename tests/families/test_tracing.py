@@ -207,7 +207,7 @@ def test_a_backward_pass(checkpointing: bool) -> None:
         assert found.recomputed == pytest.approx(found.forward if checkpointing else 0, rel=0.01)
 
 
-@pytest.mark.parametrize("images", [1, 12])
+@pytest.mark.parametrize("images", [pytest.param(1, marks=pytest.mark.slow), 12])
 def test_activations_of_flux_1_dev(images: int) -> None:
     """Units that were read off torch's allocations with fake tensors before, within 5 %: of the block at work, and one
     that each block before it keeps."""
@@ -268,8 +268,18 @@ CASES: Mapping[str, tuple[TuningOptions | None, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("family", ["flux", "sd3"])
+DEFAULT = {("flux", "frozen"), ("flux", "all, checkpointing, bfloat16"), ("flux", "guided in two passes")}
+DEFAULT |= {("sd3", "frozen"), ("sd3", "adapter")}
+
+
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [
+        pytest.param(family, case, marks=() if (family, case) in DEFAULT else pytest.mark.slow)
+        for family in ("flux", "sd3")
+        for case in CASES
+    ],
+)
 def test_blocks_that_are_left_out_are_counted_exactly(family: str, case: str) -> None:
     """Against the same network with all its blocks."""
     tuning, options = CASES[case]

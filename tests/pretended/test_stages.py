@@ -29,20 +29,11 @@ PLANS: dict[str, dict[str, Any]] = {
     "equal-8": {"kind": "equal", "chunk_size": 3},
     "adaptive": {"kind": "adaptive", "max_size": 2},
 }
-ALIKE = {
-    *("flow-grpo-fixed", "chunk-equal-2", "chunk-equal-4", "chunk-equal-8", "chunk-single", "chunk-step"),
-    *(
-        "chunk-guided",
-        "chunk-ws",
-        "chunk-ws-annealed",
-        "chunk-ws-tempered",
-        "chunk-last",
-        "step-chunks",
-        "chunk-advantages",
-    ),
-    *("tempflow-branching", "tempflow-weights"),
+OWN_WAY = {
+    *("flow-grpo", "chunk-adaptive", "chunk-dynamic", "chunk-ws-unbiased", "chunk-ws-own", "chunk-first"),
+    *("control", "chunk-clip", "chunk-rewards", "tempflow", "mixgrpo", "cps", "guard", "awm", "nft", "dppo"),
 }
-"""Methods that take the same way through the code on a device as others do."""
+"""Methods that take a way of their own through the code on a device; the others' parts are all among theirs."""
 
 LORA = {"rank": 2, "alpha": 4.0, "targets": ["to_q", "to_v"]}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -93,17 +84,19 @@ def test_stages(prepared: Workspace, waits: dict[str, Counter[str]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in ALIKE else n for n in METHODS]
+    "name", [n if n in OWN_WAY else pytest.param(n, marks=pytest.mark.slow) for n in METHODS]
 )
 def test_methods(name: str, prepared: Workspace, waits: dict[str, Counter[str]]) -> None:
     trained = replace(prepared, variant=name)
-    assert trained.run("chunk_boundaries") == 0
-    assert trained.run("train") == 0
+    for stage in ("chunk_boundaries", "train"):
+        assert trained.run_as_recorded(stage) == 0
     evaluates_old = "likelihood" in METHODS[name]  # like `old_log_probs: training`
     assert few(waits, passes_of_update=2 if evaluates_old else 1), waits
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "checkpointing" else n for n in SETTINGS]
+)
 def test_settings(name: str, prepared: Workspace, waits: dict[str, Counter[str]], tmp_path: Path) -> None:
     shutil.copytree(prepared.root, tmp_path / "copy")
     trained = Workspace(tmp_path / "copy", variant="chunk")
