@@ -55,6 +55,7 @@ def test_a_step_as_one_kernel_takes_no_temporary_copy() -> None:
     assert fused.step - fused.held == pytest.approx(3 * 4 * fused.weights / 8, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_decoding_is_as_planned(small: Footprint) -> None:
     """Two images."""
     checkpoint = read_checkpoint("flux", "black-forest-labs/FLUX.1-dev")

@@ -33,7 +33,6 @@ def test_reports_missing_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "no CUDA device" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_interrupted_report_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

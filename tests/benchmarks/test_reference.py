@@ -82,7 +82,7 @@ def data() -> TrainingData:
     return WORKLOAD.data()
 
 
-@pytest.mark.parametrize("same_noise", [False, True])
+@pytest.mark.parametrize("same_noise", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_both_trainers_draw_and_learn_the_same(data: TrainingData, same_noise: bool, tmp_path: Path) -> None:
     expected = iteration("reference", data, same_noise, tmp_path)
     found = iteration("ours", data, same_noise, tmp_path)

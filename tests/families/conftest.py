@@ -1,5 +1,6 @@
 """Small random FluxPipeline folders in the real file formats, and what tests of tuning share."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
+from chunk_grpo.errors import DataError
 from chunk_grpo.families.base import Conditioning, LoadOptions, TuningOptions, VelocityModel
 from chunk_grpo.families.models.flux import FluxFamily
 from tests.families.checkpoint_flux import random_pipeline
@@ -51,6 +53,25 @@ def bf16(bf16_checkpoint: Path) -> Callable[[], FluxFamily]:
     """A function that loads the random model anew, stored and used in bfloat16."""
     options = LoadOptions(str(bf16_checkpoint), height=32, width=32, dtype=torch.bfloat16)
     return lambda: FluxFamily.load(options, ("transformer",))
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of tiny-flux to change."""
+    return Path(shutil.copytree(TINY, tmp_path / "model"))
+
+
+def load_flux(folder: Path | str, device: str = "cpu") -> FluxFamily:
+    return FluxFamily.load(
+        LoadOptions(str(folder), height=32, width=32, max_sequence_length=8, device=device)
+    )
+
+
+def refused(folder: Path | str, device: str = "cpu") -> str:
+    """The message with which a checkpoint is refused."""
+    with pytest.raises(DataError) as caught:
+        load_flux(folder, device)
+    return str(caught.value)
 
 
 def velocity(model: VelocityModel, like: FluxFamily | None = None) -> Tensor:

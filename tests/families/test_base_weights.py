@@ -13,10 +13,8 @@ from torch import Tensor
 
 from chunk_grpo.config.families import family_names
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.base import LoadOptions
-from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.tracing.build import component_names
-from tests.families.conftest import TINY
+from tests.families.conftest import TINY, load_flux, refused
 from tests.families.parity import load, module_of
 
 State = dict[str, Tensor]
@@ -24,25 +22,8 @@ PARTS = ("text_encoder", "text_encoder_2", "transformer", "vae")
 NAMES = ("model", "diffusion_pytorch_model")
 
 
-def flux(folder: Path, device: str = "cpu") -> FluxFamily:
-    return FluxFamily.load(
-        LoadOptions(str(folder), height=32, width=32, max_sequence_length=8, device=device)
-    )
-
-
-def refused(folder: Path, device: str = "cpu") -> str:
-    with pytest.raises(DataError) as caught:
-        flux(folder, device)
-    return str(caught.value)
-
-
 def weights_of(part: Path) -> Path:
     return next(part.glob("*.safetensors"))
-
-
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(TINY, tmp_path / "model"))
 
 
 @pytest.fixture
@@ -138,7 +119,7 @@ def test_every_value_is_finite(part, value, changed, copy):
 
     path = changed(part, last)
     assert refused(copy).startswith(f"{path}: weights must be finite, got NaN or infinity in ")
-    flux(copy, "meta")  # no value is read there
+    load_flux(copy, "meta")  # no value is read there
 
 
 @pytest.mark.parametrize("name", family_names())
@@ -183,9 +164,9 @@ def test_right_files_of_t5_load_as_ever(edit, changed, copy):
     changed("text_encoder_2", edit)
     prompts = ["a red circle", "a blue square"]
     assert torch.equal(
-        flux(copy).encode(prompts)["prompt_embeds"], flux(TINY).encode(prompts)["prompt_embeds"]
+        load_flux(copy).encode(prompts)["prompt_embeds"], load_flux(TINY).encode(prompts)["prompt_embeds"]
     )
-    flux(copy, "meta")
+    load_flux(copy, "meta")
 
 
 def test_one_weight_under_two_names_of_clip(changed, copy):
@@ -199,7 +180,7 @@ def test_one_weight_under_two_names_of_clip(changed, copy):
     changed(
         "text_encoder", lambda state: {key.removeprefix("text_model."): value for key, value in state.items()}
     )
-    flux(copy)
+    load_flux(copy)
     changed("text_encoder", twice)
     for device in ("cpu", "meta"):
         assert "text_model.embeddings.position_embedding.weight is unknown" in refused(copy, device)
@@ -267,7 +248,7 @@ def test_an_index_names_what_is_there(part, lie, copy):
 def test_weights_in_one_file_and_in_several_are_ambiguous(copy):
     kept = Path(shutil.copy(weights_of(copy / "vae"), copy / "kept"))
     in_shards(copy / "vae", lambda shards, named: None)
-    flux(copy)
+    load_flux(copy)
     kept.rename(copy / "vae" / f"{NAMES[1]}.safetensors")
     assert "must hold one set of weights, got " in refused(copy)
 

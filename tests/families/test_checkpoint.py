@@ -6,29 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.errors import ConfigError
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.weights.checkpoint import check_files
+from tests.families.conftest import TINY, refused
 
-TINY = Path(__file__).parents[2] / "assets" / "tiny-flux"
 FILES = sorted(path.relative_to(TINY).as_posix() for path in TINY.rglob("*") if path.is_file())
-
-
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(TINY, tmp_path / "model"))
-
-
-def load(folder: Path | str) -> FluxFamily:
-    return FluxFamily.load(LoadOptions(str(folder), height=32, width=32, max_sequence_length=8))
-
-
-def refused(folder: Path | str) -> str:
-    with pytest.raises(DataError) as caught:
-        load(folder)
-    assert caught.value.exit_code == 3
-    return str(caught.value)
 
 
 def test_a_folder_has_no_revision(copy):

@@ -171,7 +171,7 @@ def test_trained_weights_and_their_rows() -> None:
     assert 0.999 * every.trained_weights < sum(every.trained_rows.values()) < every.trained_weights
 
 
-def test_a_target_may_name_one_layer_of_one_block() -> None:
+def test_a_target_may_name_one_layer_of_two_blocks() -> None:
     one = replace(ADAPTER, lora_targets=("single_transformer_blocks.30.attn.to_q",))
     sizes = network_sizes(replace(flux(), tuning=one))
     assert sizes.trained_weights == 32 * 2 * D

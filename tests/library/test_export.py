@@ -113,19 +113,18 @@ def test_what_cannot_be_exported_leaves_nothing(
     assert "exists; name another folder" in capsys.readouterr().err
 
 
-def test_a_policy_of_the_library_is_exported_with_its_card(tmp_path: Path) -> None:
+def test_a_policy_of_the_library_is_exported_with_its_card(model: cg.Model, tmp_path: Path) -> None:
     """The adapter acts in diffusers as in training; a name is the file's, and intervals stand in the card."""
 
     def green(images: Any, prompts: Any, metadata: Any) -> Any:
         return images[..., 1].mean(axis=(1, 2)) / 255
 
-    model = cg.load(str(ROOT / "assets" / "tiny-flux"), height=32, width=32, max_sequence_length=8)
     prompts = model.encode(["a red circle", "a blue square"])
     sampling = model.sampling(num_steps=4, shift=3.0)
     profile = model.profile(prompts, sampling, seeds=1)
     policy = cg.train(
         model, prompts, prompts.rows([1]), green, cg.method("step"), sampling, profile, tmp_path / "policy",
-        iterations=1, prompts_per_iteration=2, group_size=2, updates_per_iteration=1, learning_rate=1e-2,
+        iterations=1, prompts_per_iteration=2, group_size=2, updates_per_iteration=1, learning_rate=0.1,
         clip_range=1e-3, lora={"rank": 2, "alpha": 4.0, "targets": ["to_q"]},
     )  # fmt: skip
     rise = Interval(0.25, 0.125, 0.375, 0.05, 3.0, 1, 4, 4)

@@ -24,7 +24,7 @@ from tests.conftest import ROOT
 
 TEXTS = ["a red circle", "a blue square", "a red circle", "a green cross"]
 SETTINGS: dict[str, Any] = {
-    "iterations": 3,
+    "iterations": 2,
     "prompts_per_iteration": 2,
     "group_size": 2,
     "updates_per_iteration": 1,
@@ -38,11 +38,6 @@ SETTINGS: dict[str, Any] = {
 def brightness(images: Any, prompts: Any, metadata: Any) -> Any:
     """Mean of all channels."""
     return images.mean(axis=(1, 2, 3)) / 255
-
-
-@pytest.fixture(scope="module")
-def model() -> cg.Model:
-    return cg.load(str(ROOT / "assets" / "tiny-flux"), height=32, width=32, max_sequence_length=8)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +135,7 @@ def test_a_training_that_was_interrupted_goes_on_to_the_same_bytes(
         train(tmp_path / "part", Reward)
     Reward.calls = 0
     assert bytes_of(train(tmp_path / "part", Reward)) == bytes_of(whole)
-    assert 0 < Reward.calls < calls / 2
+    assert 0 < Reward.calls <= calls / 2
     with pytest.raises(DataError, match=r"of another computation .*delete .*part/checkpoints"):
         train(tmp_path / "part", Reward, seed=1)
     assert bytes_of(whole) == {
@@ -158,17 +153,17 @@ def test_a_finished_training_goes_on_with_more_iterations(
         calls += 1
         return brightness(images, prompts, metadata)
 
-    whole, of_whole = train(tmp_path / "whole", counted, iterations=4), calls
-    train(tmp_path / "part", counted, iterations=2)
+    whole, of_whole = train(tmp_path / "whole", counted), calls
+    train(tmp_path / "part", counted, iterations=1)
     calls = 0
-    assert bytes_of(train(tmp_path / "part", counted, iterations=4)) == bytes_of(whole)
+    assert bytes_of(train(tmp_path / "part", counted)) == bytes_of(whole)
     assert 0 < calls < of_whole
 
 
 def test_the_policy_learns_the_reward_and_leaves_the_base_as_it_is(
     model: cg.Model, prompts: PromptSet, train: Callable[..., cg.Policy], tmp_path: Path
 ) -> None:
-    drawn: dict[str, Any] = {"num_steps": 6, "shift": 3.0, "images_per_prompt": 2}
+    drawn: dict[str, Any] = {"num_steps": 4, "shift": 3.0, "images_per_prompt": 2}
     before = cg.sample(model, prompts, **drawn)
     policy = train(tmp_path, unseen={"dark": lambda images, *_: 1 - brightness(images, None, None)})
     assert {"heldout/dark", "heldout_reward"} <= {name for _, name, _ in policy.metrics}
@@ -176,9 +171,9 @@ def test_the_policy_learns_the_reward_and_leaves_the_base_as_it_is(
     assert before.pictures.shape == (4, 2, 32, 32, 3)
     assert np.array_equal(before.pictures, after.pictures)
     assert not np.array_equal(before.pictures, tuned.pictures)
-    only_base = cg.sample(model, prompts, policy.folder, base_steps=6, **drawn)
+    only_base = cg.sample(model, prompts, policy.folder, base_steps=4, **drawn)
     assert np.array_equal(before.pictures, only_base.pictures)
-    hybrid = cg.sample(model, prompts, policy, base_steps=3, **drawn).pictures
+    hybrid = cg.sample(model, prompts, policy, base_steps=2, **drawn).pictures
     assert not np.array_equal(hybrid, tuned.pictures)
     assert not np.array_equal(hybrid, before.pictures)
     tuned.save_grid(tmp_path / "grid.png")

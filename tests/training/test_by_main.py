@@ -1,53 +1,57 @@
-"""Processes that wait while the main one writes."""
+"""Processes that wait while the main one writes for longer than a collective may take, or fails, or is killed."""
 
-import socket
-import subprocess
+import os
+import signal
 import sys
-from contextlib import ExitStack
+import time
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
+from torch import distributed
 
-from tests.training.worker import environment
+from chunk_grpo.errors import ChunkGrpoError, DataError
+from chunk_grpo.training.processes import Processes
+from tests.training.worker import in_pair
 
-
-def run(what: str) -> list[tuple[int, str, str]]:
-    """Exit code, output and messages of both."""
-    with socket.socket() as probe, ExitStack() as stack:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
-        pair = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-m", "tests.training.by_main", what],
-                    env=environment(rank, port, "cpu"),
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            for rank in range(2)
-        ]
-        told = [process.communicate(timeout=120) for process in pair]
-        return [(process.returncode, *texts) for process, texts in zip(pair, told, strict=True)]
+COLLECTIVE_SECONDS = 4
 
 
-@pytest.mark.slow
-def test_wait_for_main_process_exceeds_collective_timeout():
-    for code, out, errors in run("slow"):
-        assert (code, out) == (0, "waited True\n"), errors
+def write(what: str) -> None:
+    if what == "slow":
+        time.sleep(2 * COLLECTIVE_SECONDS)
+    elif what == "full":
+        raise DataError("no space left")
+    else:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_all_fail_as_the_main_process_does():
-    for code, out, errors in run("full"):
-        assert (code, out) == (3, "DataError: no space left\n"), errors
+def wait_for_main(what: str) -> None:
+    """One of two processes."""
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=COLLECTIVE_SECONDS))
+    processes, start = Processes(), time.monotonic()
+    processes.gather([0])
+    try:
+        processes.by_main(lambda: write(what))
+        processes.gather([0])  # a collective of the training, entered by all once the first one has written
+        print(f"waited {time.monotonic() - start > COLLECTIVE_SECONDS}")  # noqa: T201
+    except ChunkGrpoError as error:
+        print(f"{type(error).__name__}: {error}")  # noqa: T201
+        sys.exit(error.exit_code)
+    finally:
+        distributed.destroy_process_group()  # its threads would abort a process that ends
 
 
+@pytest.mark.parametrize(
+    ("what", "ends"),
+    [
+        pytest.param("slow", [(0, "waited True\n")] * 2, marks=pytest.mark.slow),
+        ("full", [(3, "DataError: no space left\n")] * 2),
+        ("killed", [(-9, ""), (75, "TransientError: another process has ended\n")]),
+    ],
+)
 @pytest.mark.timeout(120)
-def test_other_processes_end_at_once_if_main_is_killed():
-    main, other = run("killed")
-    assert main[0] == -9
-    assert other[:2] == (
-        75,
-        "TransientError: another process has ended\n",
-    ), other[2]
+def test_all_end_as_the_main_process_does(what: str, ends: list[tuple[int, str]], tmp_path: Path) -> None:
+    for (code, printed), (expected, told) in zip(in_pair(tmp_path, wait_for_main, what), ends, strict=True):
+        assert code == expected, printed
+        assert told in printed

@@ -163,7 +163,7 @@ def test_too_many_falls_end_training_at_the_best_policy(train: Train, scores: An
     assert all(torch.equal(ended.weights[name], best.weights[name]) for name in best.weights)
 
 
-@pytest.mark.parametrize("stop_at", [30, 45])
+@pytest.mark.parametrize("stop_at", [pytest.param(30, marks=pytest.mark.slow), 45])
 def test_a_stopped_run_goes_back_to_the_same_bits(
     stop_at: int, train: Train, scores: Any, tmp_path: Path
 ) -> None:

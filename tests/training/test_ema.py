@@ -47,6 +47,7 @@ def test_two_updates_by_hand():
     ema.update()  # 0.75 (2, -1) + 0.25 (6, -1) = (3, -1);  0.75 * 3 + 0.25 * 7 = 4
     assert [average.tolist() for average in ema.state()] == [[3.0, -1.0], [[4.0]]]
     assert [weight.tolist() for weight in weights] == [[6.0, -1.0], [[7.0]]]
+    assert not any(average.requires_grad for average in ema.state())  # they are outside every graph
 
 
 def test_decay_0_is_the_last_weights():

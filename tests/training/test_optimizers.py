@@ -32,9 +32,8 @@ SHARDED = {**WHOLE, "shard_weights": True}
 
 
 @pytest.fixture(autouse=True)
-def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def uncompiled() -> Iterator[None]:
     """Torch compiles nothing here: the 8-bit step would take seconds for each shape of a weight."""
-    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # in other processes
     with torch.compiler.set_stance("force_eager"):
         yield
 
@@ -121,9 +120,7 @@ def pair(prompts: PromptSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
         jobs[f"{name}-whole"] = job
         jobs[f"{name}-stopped"] = replace(job, folder=f"{name}-stopped", stop_at=21)
         jobs[f"{name}-resumed"] = replace(job, folder=f"{name}-stopped")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHDYNAMO_DISABLE", "1")
-        run_pair(jobs, prompts, folder)
+    run_pair(jobs, prompts, folder, compiles=False)
     return folder
 
 

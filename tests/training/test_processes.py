@@ -61,7 +61,7 @@ OTHER_BATCHES = {
     "lora": Job(CHUNK_WS, {**SMALL, **LORA}),
     "sgd": Job(CHUNK_WS, {**SMALL, "iterations": 1, "updates_per_iteration": 1}, sgd=True),
     "sharded": Job(CHUNK_WS, {**SHARDED, "kl_coef": 0.5}),
-    "sharded-lora": Job(CHUNK_WS, SHARDED_LORA),
+    "sharded-lora": Job(CHUNK_WS, SHARDED_LORA | {"rollout_batch_size": 3, "micro_batch_size": 3}),
     "split-groups": Job(CHUNK_WS, {**SMALL, "prompts_per_iteration": 2}),
     "split-branches": Job(
         {"objective": "step", "plan": "step", "fraction": 1.0, "branching": {"points": 2, "children": 2}},
@@ -224,13 +224,8 @@ def test_guidance_in_two_passes_has_the_gradient_of_one(alone, prompts, tmp_path
 
 def test_some_updates_leave_one_process_with_fewer_passes(pair):
     """Or the passes that fill up would not be tested."""
-    uneven = [
-        name
-        for name in OTHER_BATCHES.keys() - RARE
-        for a, b in zip(pair(name, 0).items, pair(name, 1).items, strict=True)
-        if -(-a // 3) != -(-b // 3)
-    ]
-    assert "adaptive" in uneven
+    items = zip(pair("sharded-lora", 0).items, pair("sharded-lora", 1).items, strict=True)
+    assert any(-(-a // 3) != -(-b // 3) for a, b in items)
 
 
 def test_only_the_main_process_writes(pair):
@@ -280,20 +275,17 @@ def test_a_process_holds_all_weights_or_its_part_of_them(name, pair):
 
 
 def test_spread_weights_are_averaged_and_saved_whole(pair, alone):
-    """The average is half way to the weights, and SGD moves both by much more than their rounding.
-
-    The best policy is the base, so there is no rounding in it.
-    """
+    """The average is half way to the weights, and SGD moves both by much more than their rounding."""
     one, policies = alone("sharded-sgd"), Path("sharded-sgd/policies")
     assert one.moved is not None
     saved = load_file(pair.folder / policies / "transformer" / "diffusion_pytorch_model.safetensors")
     moved = flat({name: saved[name] for name in one.weights}) - (flat(one.weights) - one.moved)
     assert distance(moved, one.moved / 2) < 1e-5
     best = [
-        folder / policies / "best/diffusion_pytorch_model.safetensors"
+        flat(load_file(folder / policies / "best/diffusion_pytorch_model.safetensors"))
         for folder in (pair.folder, alone.folder)
     ]
-    assert best[0].read_bytes() == best[1].read_bytes()
+    assert distance(*best) < 1e-5
 
 
 def test_spread_weights_are_stopped_and_resumed_to_the_same_bits(pair):

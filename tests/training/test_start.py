@@ -28,7 +28,7 @@ def test_training_goes_on_from_a_policy(settings: dict[str, Any], train: Train, 
     second = train(tmp_path / "second", start=tmp_path / "first" / "saved", **settings)
     assert value(second, "heldout_reward", 0) == pytest.approx(last, abs=1e-6) != base
     # The reference is the base model: the divergence begins where the policy is, not at 0.
-    assert value(first, "kl", 1) < 1e-3 * value(second, "kl", 1)
+    assert value(first, "kl", 1) < 1e-2 * value(second, "kl", 1)
 
 
 def test_a_stopped_training_ends_with_the_same_bits(train: Train, tmp_path: Path) -> None:

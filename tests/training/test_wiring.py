@@ -1,6 +1,7 @@
 """Each setting and each number of an iteration gets to where it is used."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,22 @@ def test_a_dynamic_plan_follows_the_iteration_in_progress(
     variant = {"objective": "chunk", "plan": "guided", "replan_every": 1}
     train(tmp_path, variant=variant, iterations=3, **QUIET)
     assert asked == [1, 2, 3]
+
+
+def test_checkpoints_are_written_when_due_and_at_the_end(train: Train, tmp_path: Any) -> None:
+    made = train(tmp_path, iterations=3, checkpoint_every=2, **QUIET)
+    assert [iteration for iteration, name, _ in made.rows if name == "seconds_checkpoint"] == [2, 3]
+
+
+def test_trackers_get_at_most_sixteen_pictures(
+    train: Train, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 18 held-out images, before training and after its iteration."""
+    shown: list[Any] = []
+    sink = SimpleNamespace(log=lambda _, metrics, images=None: shown.append(images), close=lambda **_: None)
+    monkeypatch.setattr(trainer, "open_sinks", lambda *_, **options: [sink])
+    train(tmp_path, iterations=1, heldout={"every": 1, "num_prompts": 2, "images_per_prompt": 9})
+    assert [len(images) for images in shown if images is not None] == [16, 16]
 
 
 @pytest.fixture(scope="module")

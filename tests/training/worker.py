@@ -1,18 +1,14 @@
-"""One of several processes that train together: runs the jobs of a file, and tells what it saw of each.
+"""Trainings of two processes, with the environment of torchrun: what each saw of its jobs.
 
-Started as `python -m tests.training.worker JOBS PROMPTS FOLDER` with the environment of torchrun. It is also a library:
 `do` runs a job in the process of the test, which is the comparison.
 """
 
-import json
+import multiprocessing
 import os
-import pickle
 import shutil
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +22,6 @@ from chunk_grpo.errors import ChunkGrpoError
 from chunk_grpo.families import compiling
 from chunk_grpo.families.base import Conditioning
 from chunk_grpo.families.diffusers_family import DiffusersFamily
-from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.processes import Processes
@@ -35,7 +30,7 @@ from chunk_grpo.training.trainer import Trainer
 from chunk_grpo.training.update import Update
 from tests.families import parity
 from tests.shapes_scorers import shapes_reward
-from tests.training.conftest import CHUNK_WS, OPTIONS, method_of, small_params
+from tests.training.conftest import CHUNK_WS, OPTIONS, method_of, small_params, two_blocks
 
 SGD_RATE = 100.0
 """Learning rate with which SGD moves the toy checkpoint's weights by much more than their rounding."""
@@ -73,9 +68,9 @@ class Job:
     cfg_passes: Literal[1, 2] = 1
     """Passes of the network for a guided velocity."""
     family: str = "flux"
-    """Name of the family, which encodes the texts of the prompts itself unless it is the toy FLUX."""
+    """Name of the family, which encodes the texts of the prompts itself unless it is two blocks."""
     checkpoint: str | None = None
-    """Random checkpoint of the family; None: the toy FLUX."""
+    """Random checkpoint of the family; None: two blocks with the toy's VAE."""
 
 
 @dataclass
@@ -158,8 +153,7 @@ def loaded(job: Job, prompts: PromptSet) -> tuple[DiffusersFamily, Conditioning]
     if job.checkpoint is not None:
         other = parity.load(job.family, Path(job.checkpoint), **options)
         return other, other.encode(prompts.texts)
-    toy = FluxFamily.load(replace(OPTIONS, **options), ("transformer", "vae"))
-    return toy, prompts.conditioning.to(job.device)
+    return two_blocks(replace(OPTIONS, **options)), prompts.conditioning.to(job.device)
 
 
 def held(trainer: Trainer) -> float:
@@ -229,42 +223,66 @@ def environment(rank: int, port: int, device: str) -> dict[str, str]:
     }
 
 
-def run_pair(jobs: dict[str, Job], prompts: PromptSet, folder: Path, device: str = "cpu") -> None:
-    """Do the jobs in two processes; `result` reads what they saw from the folder."""
-    (folder / "jobs.json").write_text(json.dumps({name: asdict(job) for name, job in jobs.items()}))
-    (folder / "prompts.pickle").write_bytes(pickle.dumps(prompts))
+PROCESSES = multiprocessing.get_context("forkserver")
+"""A server that has imported this module forks the processes, each of which would import for seconds."""
+PROCESSES.set_forkserver_preload(["tests.training.worker"])
+
+
+def in_pair(
+    folder: Path, target: Callable[..., None], *given: Any, device: str = "cpu"
+) -> list[tuple[int, str]]:
+    """Call a function of a module in two processes in `folder`; return each one's exit code and what it printed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.training.worker", "jobs.json", "prompts.pickle", "."]
-    with ExitStack() as stack:
-        running = [
-            stack.enter_context(
-                subprocess.Popen(
-                    command,
-                    cwd=folder,
-                    env=environment(rank, port, device),
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            for rank in range(2)
-        ]
+    running = [
+        PROCESSES.Process(
+            target=_called, args=(folder, rank, environment(rank, port, device), target, *given)
+        )
+        for rank in range(2)
+    ]
+    try:
         for process in running:
-            stack.callback(process.kill)
-        messages = [process.communicate(timeout=240)[1] for process in running]
-    assert [process.returncode for process in running] == [0, 0], "\n".join(messages)
+            process.start()
+        for process in running:
+            process.join(240)
+        codes = [process.exitcode for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert None not in codes, "no end within 240 s"
+    return [(code or 0, (folder / f"printed-{rank}").read_text()) for rank, code in enumerate(codes)]
 
 
-def main(jobs: str, prompts: str, folder: str) -> None:
-    rank = int(os.environ["RANK"])
-    given = pickle.loads(Path(prompts).read_bytes())
-    for name, job in json.loads(Path(jobs).read_text()).items():
-        seen = do(Job(**job), given, Path(folder), rank)
-        torch.save(asdict(seen), Path(folder) / f"{name}-{rank}.pt")
+def _called(
+    folder: Path, rank: int, variables: dict[str, str], target: Callable[..., None], *given: Any
+) -> None:
+    os.chdir(folder)
+    with Path(f"printed-{rank}").open("w") as printed:
+        os.dup2(printed.fileno(), 1)
+        os.dup2(printed.fileno(), 2)
+    os.environ.update(variables)
+    torch.set_num_threads(1)
+    target(*given)
+
+
+def run_pair(
+    jobs: dict[str, Job], prompts: PromptSet, folder: Path, device: str = "cpu", compiles: bool = True
+) -> None:
+    """Do the jobs in two processes; `result` reads what they saw from the folder."""
+    ends = in_pair(folder, work, jobs, prompts, compiles, device=device)
+    assert [code for code, _ in ends] == [0, 0], "\n".join(printed for _, printed in ends)
+
+
+def work(jobs: dict[str, Job], prompts: PromptSet, compiles: bool) -> None:
+    rank, folder = int(os.environ["RANK"]), Path()
+    torch.compiler.set_stance("default" if compiles else "force_eager")
+    for name, job in jobs.items():
+        seen = do(job, prompts, folder, rank)
+        torch.save(asdict(seen), f"{name}-{rank}.pt")
         torch.distributed.barrier()
-        if job["stop_at"] is not None and rank == 0:
-            shutil.copytree(Path(folder, job["folder"]), Path(folder, f"{name}-left"))
+        if job.stop_at is not None and rank == 0:
+            shutil.copytree(job.folder, f"{name}-left")
         torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
@@ -272,7 +290,3 @@ def main(jobs: str, prompts: str, folder: str) -> None:
 def result(folder: Path, name: str, rank: int) -> Seen:
     """Result that a process saved."""
     return replace(Seen(), **torch.load(folder / f"{name}-{rank}.pt", weights_only=True))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
