@@ -3,8 +3,10 @@
 import math
 
 import pytest
+import torch
 
-from chunk_grpo.training.metrics import finite_rows
+from chunk_grpo.training.metrics import finite_rows, update_metrics
+from chunk_grpo.training.update import UpdateStats
 
 
 def test_non_finite_metrics_are_dropped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -16,3 +18,32 @@ def test_non_finite_metrics_are_dropped_with_a_warning(caplog: pytest.LogCapture
     ]
     caplog.clear()
     assert finite_rows(rows[:1]) == rows[:1] and caplog.messages == []
+
+
+def test_metrics_of_two_updates_by_hand() -> None:
+    """Chunks 0, 2 and 2 with four items, then chunk 2 with one."""
+    updates = [
+        UpdateStats(
+            torch.tensor(ratios), torch.tensor(chunk), torch.tensor(clipped), kl_sum, items, 0.0 * items
+        )
+        for ratios, chunk, clipped, kl_sum, items in (
+            ([0.5, 1.0, 1.5], [0, 2, 2], [False, False, True], 1.0, torch.arange(4)),
+            ([2.0], [2], [True], 0.5, torch.arange(1)),
+        )
+    ]
+    assert update_metrics(updates, [3.0, 1.0]) == pytest.approx(
+        {
+            "ratio_mean": 1.5,
+            "ratio_min": 0.5,
+            "ratio_max": 2.0,
+            "clip_fraction": (1 / 3 + 1) / 2,
+            "kl": 1.5 / 5,
+            "trained_steps": 5.0,
+            "grad_norm": 2.0,
+            "chunk_draws/0": 1.0,
+            "chunk_clip_fraction/0": 0.0,
+            "chunk_draws/1": 0.0,
+            "chunk_draws/2": 3.0,
+            "chunk_clip_fraction/2": 2 / 3,
+        }
+    )

@@ -24,7 +24,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+BY_HAND = {"old log-probabilities again", "common noise"}
+"""Cases that tests/planning/test_dry_run.py works by hand, too."""
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow) if case in BY_HAND else case for case in CASES]
+)
 def test_a_network_of_one_weight_is_evaluated_as_often_as_the_toy(
     case: str, train: Callable[..., Any], tmp_path: Path
 ) -> None:
