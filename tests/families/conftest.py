@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,25 +13,28 @@ from torch import Tensor
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.base import Conditioning, LoadOptions, TuningOptions, VelocityModel
 from chunk_grpo.families.models.flux import FluxFamily
-from tests.families.checkpoint_flux import random_pipeline
+from tests.families.parity import save_checkpoints
 from tests.families.small_parts import TINY
 
 
 @pytest.fixture(scope="session")
-def sharded_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The random pipeline with its transformer split over several files."""
-    folder = tmp_path_factory.mktemp("sharded")
-    random_pipeline().save_pretrained(folder, max_shard_size="60KB")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Path]]:
+    """The random checkpoints of a family, `sharded` and `bf16`, written when a test first asks for them."""
+    return cache(lambda name: save_checkpoints(name, tmp_path_factory.mktemp(name)))
+
+
+@pytest.fixture
+def sharded_checkpoint(checkpoints: Callable[[str], dict[str, Path]]) -> Path:
+    """FLUX with its transformer split over several files."""
+    folder = checkpoints("flux")["sharded"]
     assert len(list((folder / "transformer").glob("*.safetensors"))) > 1
     return folder
 
 
-@pytest.fixture(scope="session")
-def bf16_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The random pipeline stored in bfloat16."""
-    folder = tmp_path_factory.mktemp("bf16")
-    random_pipeline().to(torch.bfloat16).save_pretrained(folder)
-    return folder
+@pytest.fixture
+def bf16_checkpoint(checkpoints: Callable[[str], dict[str, Path]]) -> Path:
+    """FLUX stored in bfloat16."""
+    return checkpoints("flux")["bf16"]
 
 
 @pytest.fixture(params=["float32", "bfloat16"])

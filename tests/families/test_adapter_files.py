@@ -16,7 +16,7 @@ from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.weights.adapter_file import WEIGHTS, read_adapter
 from chunk_grpo.families.weights.policy import comfyui_lora
 from tests.families.conftest import options, velocity
-from tests.families.parity import PROMPTS, load, module_of
+from tests.families.parity import PROMPTS, load
 
 NAMES = family_names()
 RANK, ALPHA = 3, 6.0
@@ -24,20 +24,6 @@ TARGETS = ("to_q", "to_k")
 
 State = dict[str, Tensor]
 Load = Callable[[], FluxFamily]
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Folder of a family's random checkpoint, written when a test first asks for it."""
-    folder, written = tmp_path_factory.mktemp("families"), set[str]()
-
-    def checkpoint(name: str) -> Path:
-        if name not in written:
-            module_of(name).random_pipeline().save_pretrained(folder / name)
-            written.add(name)
-        return folder / name
-
-    return checkpoint
 
 
 def spelled(
@@ -78,7 +64,7 @@ LAYOUTS: dict[str, Callable[[State], State]] = {
 def test_an_adapter_means_the_same_in_every_layout(name, checkpoints, tmp_path):
     """The files of this program to the bit; those in which B carries the factor 2 too, as it is a power of 2."""
     torch.manual_seed(0)
-    family = load(name, checkpoints(name))
+    family = load(name, checkpoints(name)["sharded"])
     text = family.encode(PROMPTS[:2])
     x, t = torch.randn(2, *family.latent_shape), torch.tensor([0.9, 0.2])
 
@@ -87,7 +73,7 @@ def test_an_adapter_means_the_same_in_every_layout(name, checkpoints, tmp_path):
             return model.velocity(x, t, text)
 
     base = change(family)
-    trained = load(name, checkpoints(name))
+    trained = load(name, checkpoints(name)["sharded"])
     trained.prepare_training(TuningOptions(RANK, ALPHA, TARGETS, False, None), 0)
     with torch.no_grad():
         for weight in trained.trainable_parameters():
@@ -106,7 +92,7 @@ def test_an_adapter_means_the_same_in_every_layout(name, checkpoints, tmp_path):
 
 @pytest.fixture
 def network(checkpoints) -> nn.Module:
-    return load("flux", checkpoints("flux")).transformer
+    return load("flux", checkpoints("flux")["sharded"]).transformer
 
 
 def adapter(layer: str = "transformer.x_embedder", rows: int = 32, columns: int = 16, rank: int = 2) -> State:

@@ -11,23 +11,18 @@ from chunk_grpo.config.families import family_names
 from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.registry import family_class
 from chunk_grpo.families.tokens import token_limits
-from tests.families.parity import PROMPTS, differences, load, module_of, save_checkpoints, text_of
+from tests.families.parity import PROMPTS, differences, load, module_of, text_of
 
 NAMES = family_names()
 TOYS = Path(__file__).parents[2] / "assets"
 GUIDED = [(name, scale) for name in NAMES for scale in module_of(name).CASE.scales]
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Path]]:
-    return {name: save_checkpoints(name, tmp_path_factory.mktemp(name)) for name in NAMES}
-
-
 @pytest.mark.parametrize(("name", "scale"), GUIDED)
 def test_latents_and_pictures_equal_those_of_diffusers_pipeline(name, scale, checkpoints):
     """Encoding, velocity, grid, guidance and decoding; the prompts have unequal lengths."""
     for kind, size, batch in zip(("sharded", "bf16"), module_of(name).CASE.sizes, (4, 1), strict=True):
-        assert max(differences(name, checkpoints[name][kind], size, batch, scale)) < 1e-5
+        assert max(differences(name, checkpoints(name)[kind], size, batch, scale)) < 1e-5
 
 
 @pytest.mark.parametrize("size", [(24, 64), (40, 16)])
@@ -40,20 +35,20 @@ def test_the_toys_equal_diffusers_pipeline(name, scale, size):
 @pytest.mark.parametrize("name", [name for name, scale in GUIDED if scale > 1])
 def test_guidance_in_two_passes_matches_one_pass(name, checkpoints):
     case = module_of(name).CASE
-    found = differences(name, checkpoints[name]["sharded"], case.sizes[0], 4, case.scales[-1], passes=2)
+    found = differences(name, checkpoints(name)["sharded"], case.sizes[0], 4, case.scales[-1], passes=2)
     assert max(found) < 1e-5
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_prompts_and_guidance_move_the_velocity(name, checkpoints):
     """Or the comparisons above would say nothing about them."""
-    family = load(name, checkpoints[name]["sharded"])
+    family = load(name, checkpoints(name)["sharded"])
     text = text_of(family, PROMPTS[:2], PROMPTS[3])
     x, t = torch.randn(2, *family.latent_shape), torch.tensor([0.9, 0.9])
     with torch.no_grad():
         velocity = family.velocity(x, t, text)
         assert (family.velocity(x, t, text.rows([1, 0])) - velocity).abs().max() > 1e-4
-        guided = load(name, checkpoints[name]["sharded"], cfg_scale=4.0).velocity(x, t, text)
+        guided = load(name, checkpoints(name)["sharded"], cfg_scale=4.0).velocity(x, t, text)
         assert (guided - velocity).abs().max() > 1e-4
         later = family.velocity(x, t / 2, text)
         assert (later - velocity).abs().max() > 1e-4
@@ -63,7 +58,7 @@ def test_prompts_and_guidance_move_the_velocity(name, checkpoints):
 def test_the_network_gets_the_noise_level_as_precisely_as_from_the_pipeline(name, checkpoints):
     """In bfloat16: some pipelines round it to the type of the latents, others do not."""
     case = module_of(name).CASE
-    family = load(name, checkpoints[name]["bf16"], dtype=torch.bfloat16)
+    family = load(name, checkpoints(name)["bf16"], dtype=torch.bfloat16)
     seen: list[Tensor] = []
 
     def record(module: object, given: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -86,7 +81,7 @@ def test_the_network_gets_the_noise_level_as_precisely_as_from_the_pipeline(name
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_example_of_a_prompt_is_like_a_prompt(name, checkpoints):
-    family = load(name, checkpoints[name]["bf16"], dtype=torch.bfloat16)
+    family = load(name, checkpoints(name)["bf16"], dtype=torch.bfloat16)
     text, example = family.text_tensors(PROMPTS[:1]), family.text_example(module_of(name).CASE.tokens)
     assert {key: (value.shape, value.dtype) for key, value in example.items()} == {
         key: (value.shape, value.dtype) for key, value in text.items()
@@ -97,9 +92,9 @@ def test_the_example_of_a_prompt_is_like_a_prompt(name, checkpoints):
 def test_tokens_are_counted_with_the_template(name, checkpoints):
     """A character is a token here; the limit is that of the case."""
     tokens = module_of(name).CASE.tokens
-    ((count, limit),) = token_limits(name, str(checkpoints[name]["sharded"]), None, tokens).values()
+    ((count, limit),) = token_limits(name, str(checkpoints(name)["sharded"]), None, tokens).values()
     assert limit == tokens
-    family, long = load(name, checkpoints[name]["sharded"]), "x" * tokens
+    family, long = load(name, checkpoints(name)["sharded"]), "x" * tokens
     fits = long[: tokens - (count(long) - tokens)]
     assert count(fits) == tokens
     of = family_class(name)
@@ -115,7 +110,7 @@ def test_tokens_are_counted_with_the_template(name, checkpoints):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_trained_policy_is_saved_and_loads_in_diffusers(name, rank, checkpoints, tmp_path):
     """Two updates, with the activations computed again; the reference stays the base."""
-    family = load(name, checkpoints[name]["sharded"])
+    family = load(name, checkpoints(name)["sharded"])
     text = family.encode(PROMPTS[:2])
     x, t = torch.randn(2, *family.latent_shape), torch.tensor([0.9, 0.2])
     base = family.velocity(x, t, text).detach()
@@ -130,9 +125,9 @@ def test_a_trained_policy_is_saved_and_loads_in_diffusers(name, rank, checkpoint
     assert torch.equal(reference.velocity(x, t, text), base)
     assert (tuned - base).abs().max() > 1e-4
     family.save_transformer(family.policy_state(), tmp_path / "policy")
-    again = load(name, checkpoints[name]["sharded"]).with_transformer(tmp_path / "policy")
+    again = load(name, checkpoints(name)["sharded"]).with_transformer(tmp_path / "policy")
     assert torch.equal(again.velocity(x, t, text), tuned)
-    pipeline = family.pipeline_class.from_pretrained(checkpoints[name]["sharded"], dtype=torch.float32)
+    pipeline = family.pipeline_class.from_pretrained(checkpoints(name)["sharded"], dtype=torch.float32)
     if rank is None:
         pipeline.transformer = family.network_class.from_pretrained(tmp_path / "policy", dtype=torch.float32)
     else:
@@ -145,7 +140,7 @@ def test_a_trained_policy_is_saved_and_loads_in_diffusers(name, rank, checkpoint
 @pytest.mark.slow
 def test_its_blocks_are_compiled(name, checkpoints):
     """Those that `train.shard_weights` shards, whether or not diffusers names them as repeated."""
-    family = load(name, checkpoints[name]["sharded"])
+    family = load(name, checkpoints(name)["sharded"])
     family.prepare_training(TuningOptions(None, 1.0, (), False, None, compiles=True), 0)
     compiled = [module for module in family.transformer.modules() if module._compiled_call_impl is not None]
     blocks = family.transformer._no_split_modules

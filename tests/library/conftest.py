@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import chunk_grpo as cg
-from tests.families.conftest import random_pipeline
+from tests.families.checkpoint_flux import random_pipeline
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.conftest import ORDER, ROOT, Workspace, new_workspace
-from tests.families.conftest import random_pipeline
+from tests.families.checkpoint_flux import random_pipeline
 
 METHODS: dict[str, dict[str, Any]] = YAML(typ="safe").load(ROOT / "conf" / "variants" / "methods.yaml")[
     "variants"
