@@ -3,12 +3,12 @@
 import fcntl
 import hashlib
 import importlib
-import importlib.metadata
 import os
 import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from chunk_grpo.code import code_digest, code_records
+from chunk_grpo.code import code_records
 
 pytest_plugins = ["tests.s3_server", "tests.small_pipeline"]
 
@@ -191,28 +191,26 @@ def new_workspace(root: Path) -> Workspace:
     return workspace
 
 
-@cache
 def _digest() -> str:
     """Digest of all that the stages' results come from."""
-    digest = hashlib.sha256(code_digest(ROOT).encode())
-    for path in sorted(
-        p for name in ("conf", "assets", "dvc.yaml", "tests/conftest.py") for p in _files(ROOT / name)
-    ):
-        digest.update(path.read_bytes())
-    versions = sorted(f"{found.name} {found.version}" for found in importlib.metadata.distributions())
-    digest.update(repr((versions, sys.version, os.environ.get("OMP_NUM_THREADS"))).encode())
+    packages = sorted(path.name for path in Path(sysconfig.get_path("purelib")).glob("*.dist-info"))
+    digest = hashlib.sha256(repr((packages, sys.version, os.environ.get("OMP_NUM_THREADS"))).encode())
+    for name in ("assets", "chunk_grpo", "conf", "stages", "dvc.yaml", "tests/conftest.py"):
+        for path in sorted([ROOT / name, *(ROOT / name).rglob("*")]):
+            if path.is_file() and path.suffix != ".pyc":
+                digest.update(str(path).encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _files(path: Path) -> list[Path]:
-    return [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
+_DIGEST = _digest()
+"""Of the code that this process imports, unless it is edited meanwhile."""
 
 
 def kept(name: str, make: Callable[[Path], object]) -> Path:
     """A folder that `make` fills, for all workers and later sessions until code, configuration or packages change."""
     home = ROOT / ".pytest_cache" / name
     home.mkdir(parents=True, exist_ok=True)
-    root = home / _digest()
+    root = home / _DIGEST
     with (home / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not root.exists():
@@ -222,6 +220,8 @@ def kept(name: str, make: Callable[[Path], object]) -> Path:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir()
             make(part)
+            if _digest() != _DIGEST:  # an edit while the tests run: nobody else takes this folder
+                root = home / f"{_DIGEST}-{os.getpid()}"
             part.rename(root)
     return root
 
