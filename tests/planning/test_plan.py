@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.planning.cost import Seconds, Traffic, iteration_cost, traffic_of
+from chunk_grpo.planning.cost import Seconds, Traffic, iteration_cost, sweep_bytes, traffic_of
 from chunk_grpo.planning.machines import GPUS, machine
 from chunk_grpo.planning.memory import rollout_bytes, training_phases, update_bytes
 from chunk_grpo.planning.storage import encoded_for_training
@@ -36,6 +36,11 @@ def test_traffic_of_shards() -> None:
     assert found.reduced == 7 / 8 * 4 * WEIGHTS * 192
     larger = settings(edited(FLUX, train={"micro_batch_size": 12}), 8)
     assert traffic_of(larger, larger.counts("chunk"), heldout=7 / 150).bytes < 4e12
+
+
+def test_a_sharded_adapter_is_gathered_in_float32() -> None:
+    adapter = settings(edited(FLUX, train={"lora": LORA}), 8)
+    assert sweep_bytes(adapter) == 2 * WEIGHTS + 4 * adapter.network.trained_weights
 
 
 def test_traffic_of_replicas_and_of_one_gpu() -> None:
