@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chunk_grpo.artifacts import check_writable, output_file, write_csv
-from chunk_grpo.artifacts.kept import KeptScores
+from chunk_grpo.artifacts.kept import Kept
 from chunk_grpo.config import read_raw_params
 from chunk_grpo.config.load import parse_yaml, require_allowed, tuples
 from chunk_grpo.config.problems import Problem, schema_problems
@@ -151,7 +151,7 @@ def _score(options: argparse.Namespace) -> None:
         _say(f"{folder}: not scored, since no prompt names it or it is no image: {some_of(ignored)}")
     out = options.out or Path("scores", folder.resolve().name)
     check_writable(str(out / "scores.parquet"))
-    done: list[KeptScores] = []
+    done: list[Kept] = []
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         scorers = {
@@ -166,9 +166,8 @@ def _score(options: argparse.Namespace) -> None:
         for key, scorer in scorers.items():
             spec = spec_of(key, sections.scorers[key], scorer)
             for part in _by_shape(files):
-                done.append(
-                    kept_scores(spec, scorer.settings, [str(each.path) for each in part.files], location)
-                )
+                tables = [str(each.path) for each in part.files]
+                done.append(kept_scores(spec, scorer.settings, tables, location, str(out / "scores.parquet")))
                 found = score_rows(key, scorer, part, part.prompts, done[-1], Workers(), ALL_REFUSED)
                 rows += [_row(part.file_of(row), row) for row in found]
             scorer.close()  # before the next one is loaded

@@ -51,14 +51,14 @@ def main(params: Params, arguments: Arguments) -> None:
     tables = tables_of(params, arguments)
     images = images_to_score(tables, spec, prompts, arguments.prompts)
     with closing(place_checked(spec, params.scorers, params.executors)) as scorer:
-        kept = kept_scores(spec, scorer.settings, tables, arguments.prompts)
+        kept = kept_scores(spec, scorer.settings, tables, arguments.prompts, arguments.out)
         rows = score_rows(spec.key, scorer, images, prompts, kept, workers, spec.refusals)
         table = table_from_rows(rows, "scores")
         check_scale(table, arguments.out, *scorer.settings.value_scale[1:])
     if workers.is_main:
         write_table(table, arguments.out, "scores", {SCORER_KEY.decode(): json.dumps(spec.to_json())})
     if workers.is_main:
-        kept.end(arguments.out)
+        kept.end(keep_parts=True)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from chunk_grpo.artifacts import (
     write_csv,
     write_table,
 )
-from chunk_grpo.artifacts.kept import KEPT, Results, forget_recorded
+from chunk_grpo.artifacts.kept import KEPT, Kept, forget_recorded
 from chunk_grpo.artifacts.storage import is_remote
 from chunk_grpo.config import Params, VariantParams
 from chunk_grpo.errors import ConfigError
@@ -146,11 +146,9 @@ def main(params: Params, arguments: Arguments) -> None:
         data = read_training_data(params, arguments, stored)
         key = processes.by_main(lambda: checkpoint_key(params, arguments, data))
         folder = KEPT / key
-        results = Results(
-            folder, {"out": arguments.out, "curves": arguments.curves, "timings": arguments.timings}
-        )
-        if processes.by_main(results.exist):
-            processes.by_main(results.take_over)
+        kept = Kept(folder, {name: getattr(arguments, name) for name in ("out", "curves", "timings")})
+        if processes.by_main(kept.has_ended):
+            processes.by_main(kept.take_over)
             return
         start = params.train.start_from
         begin = None if start is None else local_policy(start, "train.start_from")
@@ -166,8 +164,8 @@ def main(params: Params, arguments: Arguments) -> None:
                 write_metrics(metrics, arguments, draft)
     if params.train.keep_state:
         return
-    processes.by_main(results.end)
-    if writes and copies is not None and not results.exist():
+    processes.by_main(kept.end)
+    if writes and copies is not None and not kept.has_ended():
         remove_copies(copies)
 
 

@@ -23,8 +23,8 @@ _DVC = "DVC_ROOT"
 """Variable that DVC sets for the commands of stages."""
 
 
-class Results:
-    """Links to the outputs of a computation in its folder, until dvc.lock has the outputs.
+class Kept:
+    """The folder of an unfinished computation: its parts, and in the end links to its outputs until dvc.lock has them.
 
     DVC hashes the outputs of a stage before it writes dvc.lock, which takes minutes for a large policy, and deletes
     them when the stage runs again. A kill in between would lose the computation.
@@ -33,113 +33,86 @@ class Results:
     _NAME = "results"
 
     def __init__(self, folder: Path, outputs: Mapping[str, str]) -> None:
-        """Create no files yet.
+        """Create no files yet; this computation alone uses the folder.
 
         Args:
             folder: Folder of the computation.
             outputs: Paths of the outputs by name. At least one is a file with content of its own.
         """
-        self.folder = folder / self._NAME
-        self._outputs = outputs
+        self.folder, self._outputs, self._results = folder, outputs, folder / self._NAME
 
-    def exist(self) -> bool:
-        """Whether the computation has ended."""
-        return self.folder.exists()
+    def rows(self, part: int, make: Callable[[], list[Row]]) -> list[Row]:
+        """Rows of the scores table of a part; if there are none, those of `make`, written in one step."""
+        path = self._path(part)
+        if path.exists():
+            kept: list[Row] = read_table(path, "scores").to_pylist()
+            return kept
+        rows = make()
+        write_table(table_from_rows(rows, "scores"), path, "scores")
+        return rows
 
-    def keep(self) -> None:
-        """Link to the outputs; do nothing without DVC, which alone records them, or if they are not on a disk."""
-        if _DVC not in os.environ or any(map(is_remote, self._outputs.values())):
-            return
-        draft = self.folder.with_suffix(".partial")
-        for older in (draft, self.folder):
+    def drop(self, parts: Iterable[int]) -> None:
+        """Delete the rows of these parts; the next run makes them again."""
+        for part in parts:
+            self._path(part).unlink(missing_ok=True)
+
+    def has_ended(self) -> bool:
+        """Whether the computation has ended, and its results are kept."""
+        return self._results.exists()
+
+    def take_over(self) -> None:
+        """Write the outputs of a computation that ended, and was killed before DVC had recorded them."""
+        sys.stderr.write(f"{self.folder}: had ended; its results are taken over\n")
+        for name, location in self._outputs.items():
+            kept = self._results / name
+            if kept.is_dir():
+                with output_dir(location) as folder:
+                    shutil.copytree(kept, folder, copy_function=link, dirs_exist_ok=True)
+            else:
+                with output_file(location) as file:
+                    link(kept, file)
+        self.forget()
+
+    def end(self, *, keep_parts: bool = False) -> None:
+        """Link to the outputs where DVC is still to record them, and remove the parts.
+
+        Only under DVC, and only for outputs on a disk. `keep_parts`: together with the links, the parts remain.
+        """
+        if _DVC in os.environ and not any(map(is_remote, self._outputs.values())):
+            self._link()
+        if not (keep_parts and self.has_ended()):
+            self.forget()
+
+    def _link(self) -> None:
+        draft = self._results.with_suffix(".partial")
+        for older in (draft, self._results):
             if older.exists():
                 shutil.rmtree(older)
         draft.mkdir(parents=True)
         for name, location in self._outputs.items():
             if Path(location).is_dir():
-                shutil.copytree(location, draft / name, copy_function=_link)
+                shutil.copytree(location, draft / name, copy_function=link)
             else:
-                _link(location, draft / name)
-        draft.replace(self.folder)
-
-    def take_over(self) -> None:
-        """Write the outputs of a computation that ended, and was killed before DVC had recorded them."""
-        sys.stderr.write(f"{self.folder.parent}: had ended; its results are taken over\n")
-        for name, location in self._outputs.items():
-            kept = self.folder / name
-            if kept.is_dir():
-                with output_dir(location) as folder:
-                    shutil.copytree(kept, folder, copy_function=_link, dirs_exist_ok=True)
-            else:
-                with output_file(location) as file:
-                    _link(kept, file)
-        self.forget()
-
-    def end(self) -> None:
-        """Keep the outputs where DVC is still to record them, and remove the computation."""
-        self.keep()
-        self.forget()
+                link(location, draft / name)
+        draft.replace(self._results)
 
     def forget(self) -> None:
-        """Remove the computation, but not its outputs.
-
-        Checkpoints of iterations are removed first: if the process is killed in between, a remaining one still has the
-        best policies that it needs.
-        """
-        computation = self.folder.parent
-        if not computation.exists():
-            return  # no checkpoint was due before training stopped early
-        for path in sorted(computation.glob("iteration-*.pt")):
+        """Remove the parts, and the folder if no results are kept in it; of checkpoints the manifests first."""
+        for path in sorted(self.folder.glob("*/manifest.json")):
             path.unlink()
-        if not self.exist():
-            shutil.rmtree(computation)
-            return
-        for path in computation.iterdir():
-            if path != self.folder:
+        for path in self.folder.glob("*"):
+            if path != self._results:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if self.folder.exists() and not self.has_ended():
+            self.folder.rmdir()
+
+    def _path(self, part: int) -> Path:
+        return self.folder / f"batch-{part:06d}.parquet"
 
     @classmethod
-    def all_in(cls, root: Path) -> list[Path]:
+    def all_results(cls, root: Path) -> list[Path]:
         """Folders of all kept results of a workspace."""
         return sorted((root / KEPT).glob(f"*/{cls._NAME}"))
-
-
-class KeptScores:
-    """Rows of the scores table, one atomically written file per batch."""
-
-    def __init__(self, folder: Path) -> None:
-        """Create no files yet; this computation alone uses the folder."""
-        self._folder = folder
-
-    def rows(self, batch: int, score: Callable[[], list[Row]]) -> list[Row]:
-        """Return the stored rows of a batch; if there are none, compute them with `score` and store them."""
-        path = self._path(batch)
-        if path.exists():
-            kept: list[Row] = read_table(path, "scores").to_pylist()
-            return kept
-        rows = score()
-        write_table(table_from_rows(rows, "scores"), path, "scores")
-        return rows
-
-    def drop(self, batches: Iterable[int]) -> None:
-        """Delete these batches; the next run scores them again."""
-        for batch in batches:
-            self._path(batch).unlink(missing_ok=True)
-
-    def end(self, table: str) -> None:
-        """Remove the folder, or under DVC keep it until dvc.lock has the table of all rows."""
-        results = Results(self._folder, {"out": table})
-        results.keep()
-        if not results.exist():
-            self.forget()
-
-    def forget(self) -> None:
-        """Remove the folder, once the rows are written elsewhere."""
-        if self._folder.exists():
-            shutil.rmtree(self._folder)
-
-    def _path(self, batch: int) -> Path:
-        return self._folder / f"batch-{batch:06d}.parquet"
 
 
 def forget_recorded(root: Path = Path(), remove_copies: Callable[[str], None] | None = None) -> None:
@@ -149,7 +122,7 @@ def forget_recorded(root: Path = Path(), remove_copies: Callable[[str], None] | 
         root: Folder of the workspace.
         remove_copies: Removes copies of checkpoints at a location. None: trainings with copies stay.
     """
-    if not (kept := Results.all_in(root)):
+    if not (kept := Kept.all_results(root)):
         return
     lock, copies = root / "dvc.lock", os.environ.get(CHECKPOINTS)
     recorded = lock.read_text("utf-8") if lock.exists() else ""
@@ -179,7 +152,7 @@ def _md5(path: Path) -> str:
         return hashlib.file_digest(stream, "md5").hexdigest()
 
 
-def _link(source: str | Path, target: str | Path) -> None:
+def link(source: str | Path, target: str | Path) -> None:
     """Link a file; copy it where there are no hard links, as between disks."""
     try:
         os.link(source, target)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chunk_grpo.artifacts import read_parts
-from chunk_grpo.artifacts.kept import KEPT, KeptScores, Row, add_files
+from chunk_grpo.artifacts.kept import KEPT, Kept, Row, add_files
 from chunk_grpo.code import add_code
 from chunk_grpo.config.scorer_settings import ScorerSettings
 from chunk_grpo.errors import DataError
@@ -127,7 +127,7 @@ def score_rows(
     scorer: Scorer,
     images: ImageRows,
     prompts: Mapping[str, Mapping[str, str]],
-    kept: KeptScores,
+    kept: Kept,
     workers: Workers,
     refusals: float = 0.0,
 ) -> Iterator[Row]:
@@ -204,14 +204,14 @@ def too_many_refused(
 
 
 def kept_scores(
-    spec: ScorerSpec, settings: ScorerSettings, tables: Sequence[str], prompts: str
-) -> KeptScores:
+    spec: ScorerSpec, settings: ScorerSettings, tables: Sequence[str], prompts: str, out: str
+) -> Kept:
     """Store for this computation: one per scorer, code, images, prompts and batch size."""
     about = [spec.key, spec.hash, spec.splits, settings.images_at_once]
     digest = hashlib.sha256(json.dumps(about).encode())
     add_code(digest)
     add_files(digest, (*tables, prompts))
-    return KeptScores(KEPT / digest.hexdigest()[:16])
+    return Kept(KEPT / digest.hexdigest()[:16], {"out": out})
 
 
 def images_to_score(

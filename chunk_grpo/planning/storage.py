@@ -149,7 +149,7 @@ def storage_of(settings: Settings) -> Storage:
         training_embeddings=float(sum(encoded_for_training(params)) * settings.row_bytes),
         evaluation_embeddings=float(prompts.evaluated * settings.row_bytes),
         checkpoint=checkpoint,
-        checkpoints=float(kept_runs * (train.checkpoints_kept * checkpoint + best * policy) + checkpoint),
+        checkpoints=float((kept_runs * train.checkpoints_kept + 1) * (checkpoint + best * policy)),
         policy=policy,
         policies=float(runs * (1 + best) * policy),
         images=images_of(params),

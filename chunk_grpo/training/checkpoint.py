@@ -1,59 +1,50 @@
-"""Checkpoints of a training run: one file per iteration, written atomically and verified before use.
+"""Checkpoints of a training run: one folder per iteration, of one process or several, verified before use.
 
-A kill at any moment leaves the older files intact: a new file is written under a temporary name, synced to disk and
-then renamed. Older files are removed last.
-
-A file is the output of torch.save plus a checksum of all its bytes. torch.load does not verify the checksums of the
-zip archive: after a single flipped bit in the archive's table it returns uninitialised memory.
-
-Sharded tensors are in a folder beside the file; each process writes its part. The file names the folder and has the
-checksums of its files and the places of the tensors in them, so there is a checkpoint if and only if the file is there.
-
-Machines without a common disk have such a folder each, with their processes' parts. The file is on machine 0 alone;
-it is copied to the others when training resumes.
-
-`copies` keeps copies elsewhere, for a training that resumes on another machine.
+A folder has a name that no folder had, and gets its manifest last (`state_files`). Older ones are removed after that,
+so a kill at any moment leaves a whole checkpoint; what a killed save left is removed by the next one. `copies` keeps
+copies elsewhere, to resume on another machine.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-import os
-import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
+from safetensors.torch import load_file
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from chunk_grpo.artifacts.kept import link
+from chunk_grpo.artifacts.storage import storage_errors
 from chunk_grpo.errors import DataError
-from chunk_grpo.training.checkpoint_files import (
-    CHECKPOINT,
-    FORMAT,
-    PARTIAL,
-    SHARDS,
-    Shards,
-    Tensors,
-    UnusableError,
-    check,
-    damaged,
-    file_name,
-)
-from chunk_grpo.training.copies import Copies
+from chunk_grpo.training.copies import Copies, order_of
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.sealing import (
-    checksum_of,
-    find_not_plain,
+from chunk_grpo.training.state_files import (
+    BEST,
+    MANIFEST,
+    PART,
+    STATE,
+    WHOLE,
+    Box,
+    UnusableError,
+    encoded,
+    held,
     make_folder,
-    os_error,
-    seal,
+    read_manifest,
+    read_state,
     sync_folder,
+    verify,
+    write_file,
+    write_manifest,
+    write_tensors,
 )
-from chunk_grpo.training.sharded_files import with_stored, without_sharded, write_sharded
 
 T = TypeVar("T")
 
@@ -78,7 +69,7 @@ class TrainingState:
 
 
 class CheckpointStore:
-    """The checkpoints of one run in one folder. Files with other names are ignored."""
+    """The checkpoints of one run in one folder, and the best policy beside them. Other entries are ignored."""
 
     def __init__(
         self,
@@ -104,13 +95,15 @@ class CheckpointStore:
             raise ValueError(f"keep must be at least 1, got {keep}")
         self._folder, self._identity, self._keep, self._copies = folder, identity, keep, copies
         self._processes = processes if processes is not None and processes.count > 1 else None
+        self._is_main = self._processes is None or self._processes.is_main
+        self._index, self._count = (0, 1) if self._processes is None else self._processes.place
         # With hybrid sharding every machine holds all parts, and the first one writes them.
-        together = self._processes
-        self._writes_shards = together is None or together.index == together.place[0]
-        self._refused: set[Path] = set()  # not counted by `keep`: bad files must not displace good ones
+        self._writes_parts = self._processes is None or self._processes.index == self._index
+        self._refused: set[Path] = set()  # not counted by `keep`: bad ones must not displace good ones
+        self._best: dict[str, str] = {}
 
     def save(self, state: TrainingState, *, copied: bool = True) -> None:
-        """Write `state`; remove checkpoints beyond `keep` and partial files of killed saves.
+        """Write `state`; remove checkpoints beyond `keep`, and what killed saves left.
 
         Args:
             state: State to write.
@@ -118,104 +111,107 @@ class CheckpointStore:
 
         Raises:
             DataError: The disk is full or not writable. The older checkpoints remain.
-            TypeError: `state` holds a value that loading would refuse.
+            TypeError: `state` holds a value that cannot be written.
             ValueError: The iteration is negative.
         """
-        path = self._folder / file_name(state.iteration)
-        sharded: dict[str, DTensor] = {}
-        plain = without_sharded(vars(state), sharded)
-        if found := find_not_plain(plain):
-            raise TypeError(
-                f"{path}: state{found}, must be a plain value, a tensor, or a dict, list or tuple of these"
-            )
-        if self._copies is not None:
-            self._copies.settle()
-        folder = self._by_main(lambda: self._prepare(path, state.iteration))
-        shards = self._write_shards(sharded, path, folder) if sharded else None
-        self._by_main(lambda: self._write(path, state.iteration, plain, shards))
-        if self._copies is not None and copied:
-            self._copies.start(state.iteration)
-
-    def _prepare(self, path: Path, iteration: int) -> str:
-        """Remove the remains of killed saves; return a new name for the folder of sharded tensors."""
-        with self._writing(path):
-            make_folder(self._folder)
-            for _, leftover in self._files(PARTIAL):
-                leftover.unlink()
-            whole = {number for number, _ in self._files(CHECKPOINT)}
-            for number, leftover in self._files(SHARDS):
-                if number not in whole:
-                    shutil.rmtree(leftover)
-        used = [
-            int(path.name.rpartition("-")[2]) for number, path in self._files(SHARDS) if number == iteration
-        ]
-        return f"{path.stem}.shards-{max(used, default=0) + 1}"
-
-    def _write_shards(self, sharded: dict[str, DTensor], path: Path, name: str) -> Shards:
-        """Write each process's part of the sharded tensors, and read it again for its checksums."""
-        folder, processes = self._folder / name, self._processes
-        tensors: Tensors = {}
-
-        def write() -> list[tuple[str, str]]:
-            if not self._writes_shards:
-                return []
-            with self._writing(path):
-                make_folder(self._folder)
-                tensors.update(write_sharded(sharded, folder, processes.sharing if processes else None))
-                if processes is None or processes.is_main:
-                    sync_folder(folder)
-                    sync_folder(self._folder)
-                own = _share_of([file.name for file in folder.iterdir()], processes)
-                return [(name, checksum_of(folder / name)) for name in own]
-
-        checksums = dict(sorted(self._by_all(write)))
-        return {"folder": name, "checksums": checksums, "tensors": tensors}
-
-    def _write(self, path: Path, iteration: int, plain: dict[str, Any], shards: Shards | None) -> None:
-        """Write the sealed file; remove what is no longer kept."""
-        partial = path.with_name(path.name + ".partial")
-        content = {"format": FORMAT, "identity": self._identity, "state": plain, "shards": shards}
-        with self._writing(path, partial):
-            with partial.open("w+b") as stream:
-                torch.save(content, stream)
-                seal(stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            partial.replace(path)
-            sync_folder(self._folder)
-            self._refused.discard(path)
-            self._remove_older_than(iteration)
-            self._remove_shards(iteration, None if shards is None else shards["folder"])
-
-    @contextmanager
-    def _writing(self, path: Path, partial: Path | None = None) -> Iterator[None]:
-        """Context that reports an OSError of the block as DataError, and removes `partial` after a failure."""
+        if state.iteration < 0:
+            raise ValueError(f"iteration must be at least 0, got {state.iteration}")
+        tensors: dict[str, Tensor] = {}
+        plain = encoded(vars(state), tensors)
+        self.settle_copies()
+        self._by_main(lambda: self._remove_all_but(self._whole()))
+        path = self._folder / self._by_main(lambda: self._new_name(state.iteration))
         try:
-            yield
-        except Exception as error:
-            if partial is not None:
-                with suppress(OSError):
-                    partial.unlink(missing_ok=True)
-            cause = os_error(error)
-            if cause is None:
-                raise
-            raise DataError(
-                f"{path}: the checkpoint cannot be saved ({cause.strerror or cause}). Make room in {self._folder} or "
-                "make it writable, then run again: training resumes from the newest checkpoint there."
-            ) from error
+            parts = self._by_all(lambda: self._write(path, tensors))
+            written = {file: about for part in parts for file, about in part.items()}
+            self._by_main(lambda: self._complete(path, state.iteration, plain, tensors, written))
+        except DataError:
+            if self._is_main:
+                shutil.rmtree(path, ignore_errors=True)
+            raise
+        self._by_main(lambda: self._remove_all_but(self._kept(path)))
+        if self._copies is not None and copied:
+            self._copies.start(path.name)
 
-    def _by_all(self, action: Callable[[], Iterable[T]]) -> list[T]:
-        found = [action()] if self._processes is None else self._processes.by_all(action)
-        return [item for part in found for item in part]
+    def _new_name(self, iteration: int) -> str:
+        """Name of a folder that does not exist: stopped within an iteration, a training saves the one before again."""
+        used = [number for found, number in map(order_of, self._folders()) if found == iteration]
+        return f"iteration-{iteration:06d}" + (f"-{max(used) + 1}" if used else "")
 
-    def _by_main(self, action: Callable[[], T]) -> T:
-        return action() if self._processes is None else self._processes.by_main(action)
+    def _write(self, path: Path, tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, dict[str, Box]]]:
+        """Write this process's tensors; return the files with their checksums and the boxes of sharded tensors."""
+        parts = {name: held(value) for name, value in tensors.items() if isinstance(value, DTensor)}
+        found = {}
+
+        def write(file: str, own: Mapping[str, Tensor], boxes: dict[str, Box]) -> None:
+            make_folder(path)
+            found[file] = (write_tensors(own, path / file), boxes)
+
+        with storage_errors("write", path):
+            if self._is_main:
+                write(WHOLE, {name: value for name, value in tensors.items() if name not in parts}, {})
+            if parts and self._writes_parts:
+                own = {name: part for name, (part, _) in parts.items() if part.numel()}
+                write(f"part-{self._index}.safetensors", own, {name: parts[name][1] for name in own})
+            if found:
+                sync_folder(path)
+        return found
+
+    def _complete(
+        self,
+        path: Path,
+        iteration: int,
+        plain: Any,
+        tensors: Mapping[str, Tensor],
+        written: Mapping[str, tuple[str, dict[str, Box]]],
+    ) -> None:
+        """Write the plain values, link to the best policy, and write the manifest."""
+        sharded = {
+            name: (
+                list(tensor.shape),
+                {file: boxes[name] for file, (_, boxes) in written.items() if name in boxes},
+            )
+            for name, tensor in tensors.items()
+            if isinstance(tensor, DTensor)
+        }
+        content = json.dumps({"state": plain, "sharded": sharded}).encode()
+        with storage_errors("write", path):
+            files = {file: checksum for file, (checksum, _) in written.items()} | self._best
+            files[STATE] = write_file(path / STATE, [content])
+            for name in self._best:
+                link(self._folder / name, path / name)
+            write_manifest(path, identity=self._identity, iteration=iteration, files=files)
+
+    def _kept(self, path: Path) -> list[Path]:
+        """Checkpoints to keep after a save: the new one, older ones up to `keep`, and all newer ones."""
+        new = order_of(path)
+        whole = [each for each in self._whole() if order_of(each)[0] != new[0] or each == path]
+        good = [each for each in whole if order_of(each) <= new and each not in self._refused]
+        return [each for each in whole if order_of(each) >= order_of(good[-self._keep :][0])]
+
+    def _remove_all_but(self, kept: list[Path]) -> None:
+        with storage_errors("write", self._folder):
+            for path in self._folders():
+                if path not in kept:
+                    (path / MANIFEST).unlink(missing_ok=True)  # a kill in between leaves none
+                    shutil.rmtree(path)
+
+    def keep_best(self, policy: Mapping[str, Tensor]) -> None:
+        """Write the best policy so far, which the next checkpoints have, too. One process calls."""
+        with storage_errors("write", self._folder / BEST):
+            make_folder(self._folder)
+            partial = self._folder / f"{BEST}.partial"
+            self._best = {BEST: write_tensors(policy, partial)}
+            partial.replace(self._folder / BEST)
+
+    def best(self) -> dict[str, Tensor] | None:
+        """The best policy, in the process that wrote or resumed it; None if there is none."""
+        return load_file(self._folder / BEST) if self._best else None
 
     def latest(self, last: int | None = None) -> TrainingState | None:
         """The newest intact checkpoint of this computation, with tensors on the CPU; None without any checkpoint.
 
         A copy that is newer is brought to the folder. Logs a warning for each newer checkpoint that is refused.
-        Removes nothing.
 
         Args:
             last: Largest iteration of a checkpoint; None: no limit.
@@ -225,26 +221,25 @@ class CheckpointStore:
             TransientError: The store of the copies does not answer.
         """
         refused: dict[Path, str] = {}
-        for iteration, source in self._by_main(lambda: self._candidates(last)):
-            path = self._folder / file_name(iteration)
+        for path, copy in self._by_main(lambda: self._candidates(last)):
             try:
-                if isinstance(source, str) and self._copies is not None:
-                    self._copies.fetch(iteration, self._checked)
-                state = self._read(path, iteration)
+                if copy and self._copies is not None:
+                    self._copies.fetch(path.name)
+                state = self._read(path, is_copy=bool(copy))
             except UnusableError as error:
-                if isinstance(source, str):
-                    _logger.warning("%s: %s; this copy is not used", source, error)
+                if copy:
+                    _logger.warning("%s: %s; this copy is not used", copy, error)
                 else:
                     refused[path] = str(error)
                 continue
-            if isinstance(source, str) and path not in refused:
+            if copy and path not in refused:
                 _logger.warning(
                     "%s: newer than the checkpoints in %s, so training resumes from this copy",
-                    source,
+                    copy,
                     self._folder,
                 )
             for bad, reason in refused.items():
-                _logger.warning("%s: %s; %s is used instead", bad, reason, source)
+                _logger.warning("%s: %s; %s is used instead", bad, reason, copy or path)
             self._refused = set(refused) - {path}
             return state
         if refused:
@@ -263,13 +258,6 @@ class CheckpointStore:
                 "its copies if there are any, to train from the start"
             ) from error
 
-    def _candidates(self, last: int | None) -> list[tuple[int, Path | str]]:
-        """Iterations with the file, or the location of a copy; the newest first, and a file before its copy."""
-        found: list[tuple[int, Path | str]] = [*self._files(CHECKPOINT)]
-        found += [] if self._copies is None else self._copies.found()
-        found.sort(key=lambda each: (each[0], isinstance(each[1], Path)), reverse=True)
-        return [each for each in found if last is None or each[0] <= last]
-
     def wait_for_copies(self) -> None:
         """Wait until this process copies nothing."""
         if self._copies is not None:
@@ -281,79 +269,82 @@ class CheckpointStore:
             self._copies.settle()
 
     def newest_path(self) -> Path | None:
-        """The newest checkpoint by name, for messages. Skips those that `latest` refused; does not read the file."""
-        paths = [path for _, path in self._files(CHECKPOINT) if path not in self._refused]
-        return paths[-1] if paths else None
+        """The newest checkpoint by name, for messages. Skips those that `latest` refused; does not read it."""
+        return next((path for path in reversed(self._whole()) if path not in self._refused), None)
 
-    def _files(self, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
-        """Files of one kind with their iteration, oldest first."""
+    def _candidates(self, last: int | None) -> list[tuple[Path, str]]:
+        """Checkpoints, and copies with their locations, the newest first, and a checkpoint before its copy."""
+        found = [(path, "") for path in (*self._whole(), *self._folder.glob("iteration-*.pt"))]
+        if self._copies is not None:
+            found += [(self._folder / name, location) for name, location in self._copies.found().items()]
+        found.sort(key=lambda each: (order_of(each[0]), not each[1]), reverse=True)
+        numbers = range(sys.maxsize if last is None else last + 1)
+        return [each for each in found if order_of(each[0])[0] in numbers]
+
+    def _whole(self) -> list[Path]:
+        """Folders with a manifest, oldest first."""
+        return [path for path in self._folders() if (path / MANIFEST).exists()]
+
+    def _folders(self) -> list[Path]:
+        """Folders of checkpoints, whole or not, oldest first."""
         try:
-            found = [(pattern.fullmatch(path.name), path) for path in self._folder.iterdir()]
+            found = [path for path in self._folder.iterdir() if order_of(path)[0] >= 0 and not path.suffix]
         except FileNotFoundError:
             return []
         except OSError as error:
             raise DataError(
                 f"{self._folder}: the folder of checkpoints cannot be read ({error.strerror})"
             ) from error
-        return sorted((int(match[1]), path) for match, path in found if match)
+        return sorted(found, key=order_of)
 
-    def _remove_older_than(self, iteration: int) -> None:
-        """Remove checkpoints beyond `keep`, counted back from the one of `iteration`."""
-        files = [(number, path) for number, path in self._files(CHECKPOINT) if number <= iteration]
-        oldest_kept = [number for number, path in files if path not in self._refused][-self._keep :][0]
-        for number, path in files:
-            if number < oldest_kept:
-                path.unlink()
-
-    def _remove_shards(self, iteration: int, newest: str | None) -> None:
-        """Remove the folders of sharded tensors without a checkpoint.
-
-        Args:
-            iteration: Iteration of the checkpoint that was just written.
-            newest: Folder of that checkpoint.
-        """
-        whole = {number for number, _ in self._files(CHECKPOINT)}
-        for number, path in self._files(SHARDS):
-            if number not in whole or (number == iteration and path.name != newest):
-                shutil.rmtree(path)
-
-    def _read(self, path: Path, iteration: int) -> TrainingState:
-        """Load the state in `path`.
-
-        Args:
-            path: File to load.
-            iteration: Iteration in the file's name.
+    def _read(self, path: Path, *, is_copy: bool) -> TrainingState:
+        """Load the state in `path`; complete the folder if it was fetched.
 
         Raises:
             UnusableError: A file is damaged, belongs to another computation, or contradicts its name.
         """
-        reason, shards = self._by_main(lambda: self._checked(path, iteration))
-        if reason:
-            raise UnusableError(reason)
-        if shards is not None:
-            folder, sums = self._folder / shards["folder"], shards["checksums"]
-            own = _share_of(list(sums), self._processes)
-            if bad := self._by_all(lambda: damaged(folder, [(name, sums[name]) for name in own])):
-                raise UnusableError(f"{folder.name}/{bad[0]} is missing or damaged (its checksum is wrong)")
-        # Mapped, so that processes on one machine share the memory.
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return TrainingState(**with_stored(content["state"], self._folder, shards))
+        if path.suffix:
+            raise UnusableError("written by an earlier release; finish the training with that release")
+        manifest, iteration = path / (f"{MANIFEST}.partial" if is_copy else MANIFEST), order_of(path)[0]
+        files = self._by_main(lambda: read_manifest(manifest, identity=self._identity, iteration=iteration))
+        parts = {name: int(found[1]) for name in files if (found := PART.fullmatch(name))}
 
-    def _checked(self, path: Path, iteration: int) -> tuple[str, Shards | None]:
-        """Reason to refuse a file, or "", and the description of its sharded tensors."""
-        try:
-            names = [entry.name for entry in fields(TrainingState)]
-            return "", check(path, iteration, self._identity, names)
-        except UnusableError as error:
-            return str(error), None
+        def check() -> None:
+            # Parts are checked by as many processes as wrote them.
+            own = {name for name, number in parts.items() if number % self._count == self._index}
+            verify(
+                path,
+                {name: files[name] for name in files if name in own or (self._is_main and name not in parts)},
+            )
+
+        self._by_all(check)
+        states: list[TrainingState] = []
+        self._by_all(lambda: states.append(_state_from(read_state(path), iteration)))
+        self._by_main(lambda: self._take(path, manifest, files))
+        return states[0]
+
+    def _take(self, path: Path, manifest: Path, files: Mapping[str, str]) -> None:
+        """Complete a fetched folder, and take the best policy from the folder."""
+        self._best = {name: checksum for name, checksum in files.items() if name == BEST}
+        with storage_errors("write", path):
+            manifest.replace(path / MANIFEST)
+            for name in self._best:
+                (self._folder / name).unlink(missing_ok=True)
+                link(path / name, self._folder / name)
+
+    def _by_all(self, action: Callable[[], T]) -> list[T]:
+        return [action()] if self._processes is None else self._processes.by_all(action)
+
+    def _by_main(self, action: Callable[[], T]) -> T:
+        return action() if self._processes is None else self._processes.by_main(action)
 
 
-def _share_of(names: Sequence[str], processes: Processes | None) -> list[str]:
-    """Files of sharded tensors that this process checks: those that it wrote, if there are as many processes as then.
-
-    torch.distributed.checkpoint names the file after the process.
-    """
-    if processes is None:
-        return list(names)
-    index, count = processes.place
-    return [name for name in names if int(name.split("_")[2]) % count == index]
+def _state_from(content: Any, iteration: int) -> TrainingState:
+    """The state of decoded content; UnusableError if it has other fields or another iteration."""
+    try:
+        state = TrainingState(**content)
+    except TypeError as error:
+        raise UnusableError(f"does not hold the fields of a state ({error})") from error
+    if type(state.iteration) is not int or state.iteration != iteration:
+        raise UnusableError(f"holds iteration {state.iteration!r}, which does not match its name")
+    return state

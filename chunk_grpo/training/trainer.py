@@ -21,7 +21,6 @@ from chunk_grpo.image_files import as_pictures
 from chunk_grpo.progress import Meter
 from chunk_grpo.training.advantages import advantages_of, of_all_processes, rewards_of
 from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
-from chunk_grpo.training.checkpoint_files import BEST
 from chunk_grpo.training.controller import Controller, Verdict
 from chunk_grpo.training.copies import Copies
 from chunk_grpo.training.heldout import HeldoutEvaluation
@@ -96,7 +95,6 @@ class Trainer:
         self._checkpoints = CheckpointStore(
             paths.checkpoints, paths.identity, settings.checkpoints_kept, self._processes, copies
         )
-        self._best = CheckpointStore(paths.checkpoints / BEST, paths.identity, keep=1)
         own, shard = method.variant, self._processes.shard
         reference = prepared(family, settings, seed, shard, paths.start, has_reference=own.has_reference)
         family.use_network(self._processes.wrap(family.transformer))
@@ -169,10 +167,9 @@ class Trainer:
         with self._averaged():
             trained = self._family.policy_state()
             self._processes.by_main(lambda: self._family.save_transformer(trained, folder / "transformer"))
-        if self._processes.is_main and self._settings.heldout.keep_best:
-            best = self._best.latest()
-            if best is not None:
-                self._family.save_transformer(best.network, folder / "best")
+        best = self._checkpoints.best() if self._processes.is_main else None
+        if best is not None:
+            self._family.save_transformer(best, folder / "best")
 
     def _iterate(self, iteration: int) -> None:
         """Perform an iteration, or the rest of a resumed one: rollout, reward, advantage, update, log."""
@@ -271,17 +268,12 @@ class Trainer:
                 )
             verdict = self._controller.judge(self._processes.gather([evaluated.decisive])[0])
             if self._settings.heldout.keep_best and verdict == "best":
-                best = TrainingState(self._done, self._family.policy_state(), {}, [])
-                self._processes.by_main(lambda: self._save_best(best))
+                best = self._family.policy_state()
+                self._processes.by_main(lambda: self._checkpoints.keep_best(best))
         if self._controller.goes_back:
             self._keep_or_go_back(verdict)
         metrics = evaluated.metrics | self._controller.metrics()
         self._record(self._done, metrics, as_pictures(evaluated.images[:PICTURES_SHOWN]))
-
-    def _save_best(self, best: TrainingState) -> None:
-        """Save the best policy, which removes the one before; that one may still be being copied."""
-        self._checkpoints.wait_for_copies()
-        self._best.save(best)
 
     def _keep_or_go_back(self, verdict: Verdict) -> None:
         """Keep the best state, or go back to it after a fall; take the controller's bounds."""

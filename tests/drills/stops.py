@@ -30,8 +30,10 @@ from rich.console import Console
 from chunk_grpo.environment import PROCESSES
 from chunk_grpo.git import resolved
 from chunk_grpo.orchestration.clones import make_clone
+from chunk_grpo.training.copies import order_of
 from chunk_grpo.training.journal import FILE, Record, read_journal
 from infra.setup import ROOT
+from tests.checkpoints import checkpoints, newest
 from tests.drills.command import DrillError, drill_parser, run_drill, stage_environment
 from tests.drills.training import STAGE, VARIANT, compare
 from tests.drills.watch import lives, load
@@ -64,11 +66,11 @@ class Repository:
 
     def checkpoints(self) -> list[Path]:
         """Paths of the checkpoints, oldest first."""
-        return sorted(self.root.glob(".ckpt/*/iteration-*.pt"), key=lambda path: path.name)
+        return checkpoints(self.root)
 
     def newest(self) -> int:
         """Iteration of the newest checkpoint; 0 if there is none."""
-        return max((iteration_of(path) for path in self.checkpoints()), default=0)
+        return newest(self.root)
 
     def journal(self) -> Record | None:
         """Journal of the newest training process."""
@@ -262,9 +264,9 @@ def check_interrupt(made: Repository, told: str, begun: float) -> bool:
         return False
     assert record is not None
     path = made.checkpoints()[-1].relative_to(made.root)
-    if Path(found[2]) != path or int(found[1]) != iteration_of(path):
+    if Path(found[2]) != path or int(found[1]) != order_of(path)[0]:
         raise DrillError(f"reported {found[0]!r}, but the newest checkpoint is {path}")
-    if iteration_of(path) < max(record.metrics):
+    if order_of(path)[0] < max(record.metrics):
         raise DrillError(f"iteration {max(record.metrics)} was done, kept is {path}")
     return True
 
@@ -284,11 +286,6 @@ def is_training(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
         return "stages.train" in process.cmdline()
     return False
-
-
-def iteration_of(checkpoint: Path) -> int:
-    """Iteration in a checkpoint's file name."""
-    return int(checkpoint.stem.removeprefix("iteration-"))
 
 
 if __name__ == "__main__":

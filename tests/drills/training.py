@@ -17,6 +17,7 @@ from rich.console import Console
 
 from chunk_grpo.environment import END_STALLED, STOP_SECONDS
 from infra.local_prefect import stop_on_signals
+from tests import checkpoints as kept_by
 from tests.drills.command import DrillError, drill_parser, run_drill
 from tests.drills.watch import FINAL, Watch, load, seconds_until_gone, serving, tree
 from tests.waiting import wait_for
@@ -121,8 +122,7 @@ def stalled(watch: Watch, run: str, stage: psutil.Process, console: Console) -> 
 
 def checkpoints(watch: Watch) -> list[Path]:
     """Checkpoints of the running training, newest last."""
-    found = (watch.prefect.home / "state" / ".ckpt").glob("*/iteration-*.pt")
-    return sorted(found, key=lambda path: path.name)
+    return kept_by.checkpoints(watch.prefect.home / "state")
 
 
 def outputs(watch: Watch, run: str) -> dict[str, bytes]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from chunk_grpo.artifacts import write_rows
-from chunk_grpo.artifacts.kept import KeptScores
+from chunk_grpo.artifacts.kept import Kept
 from chunk_grpo.image_files import encode_png
 from chunk_grpo.library.scoring import GROUP, ImageTables, score_rows, whole_groups
 from chunk_grpo.parallel import Workers
@@ -72,7 +72,7 @@ def test_a_scorer_gets_as_many_images_as_it_takes_at_once(
     images = ImageTables([str(path)], [name for _, _, name in groups])
     assert (len(images), images.groups) == (30, Counter(groups))
     prompts = {name: {"prompt": "a circle", "metadata": "{}"} for _, _, name in groups}
-    kept = KeptScores(tmp_path / "kept")
+    kept = Kept(tmp_path / "kept", {})
     assert len(list(score_rows("vivid", scorer, images, prompts, kept, Workers()))) == 30
     assert sizes == handed
     assert len(list(score_rows("vivid", scorer, images, prompts, kept, Workers()))) == 30

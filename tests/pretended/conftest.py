@@ -5,9 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from chunk_grpo.training.sealing import _PLAIN
 from chunk_grpo.training.trainer import Trainer
-from tests.pretended.device import DEVICE, WAITS, PretendedTensor
+from tests.pretended.device import DEVICE, WAITS
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +26,6 @@ def waits() -> Iterator[dict[str, Counter[str]]]:
 
 
 def use_the_device(patch: pytest.MonkeyPatch) -> None:
-    """Make it the device that stages take, and save its tensors."""
+    """Make it the device that stages take."""
     for module in ("chunk_grpo.families.base", "chunk_grpo.families.options"):
         patch.setattr(f"{module}.default_device", lambda: DEVICE)
-    # torch.save writes them as tensors of the CPU; the check of a checkpoint's types does not know that.
-    patch.setattr("chunk_grpo.training.sealing._PLAIN", (*_PLAIN, PretendedTensor))

@@ -17,6 +17,7 @@ from chunk_grpo.recorded import require_training
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.training.journal import FILE, read_journal
 from chunk_grpo.training.run import TrainingData
+from chunk_grpo.training.state_files import MANIFEST
 from stages.train import Arguments, checkpoint_key, read_training_data
 from tests.conftest import VARIANT, Workspace
 
@@ -173,15 +174,15 @@ def test_copies_of_the_kept_state_serve_a_machine_without_it(
     monkeypatch.setenv(CHECKPOINTS, str(bucket))
     train(2, keep=True)
     (key,) = (workspace.root / ".ckpt").iterdir()
-    assert [path.relative_to(bucket) for path in bucket.rglob("*.pt")] == [
-        Path(key.name, "iteration-000002.pt")
+    assert [path.relative_to(bucket) for path in bucket.rglob(MANIFEST)] == [
+        Path(key.name, "iteration-000002", MANIFEST)
     ]
     shutil.rmtree(key)
     assert train(4, keep=False) == four
     record = read_journal(workspace.root / "logs" / VARIANT / "seed-0" / FILE)
     assert record is not None and record.heading.done == 2
     assert list((workspace.root / ".ckpt").iterdir()) == []
-    assert list(bucket.rglob("*.pt")) == []
+    assert [path for path in bucket.rglob("*") if path.is_file()] == []
 
 
 def test_rejects_relative_checkpoint_copy_path(

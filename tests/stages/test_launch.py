@@ -17,6 +17,7 @@ from chunk_grpo.environment import PROCESSES
 from chunk_grpo.errors import ConfigError
 from stages._launch import processes as _launch
 from stages._launch.processes import run_processes
+from tests.checkpoints import checkpoints
 from tests.conftest import ROOT, VARIANT, Workspace
 from tests.stages.started import Started
 from tests.waiting import wait_for
@@ -220,7 +221,7 @@ def test_training_in_two_processes_is_stopped_goes_on_and_ends_the_same(shared: 
     assert read_manifest(shared.artifacts / "runs" / f"train@{VARIANT}-0.json").stage == f"train@{VARIANT}-0"
     (shared.artifacts / "train" / VARIANT).rename(shared.root / "whole")
     with shared.process("train") as process:
-        wait_for(lambda: any((shared.root / ".ckpt").glob("*/iteration-*.pt")), 120, "training")
+        wait_for(lambda: checkpoints(shared.root), 120, "training")
         process.terminate()
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 75, errors
@@ -264,7 +265,7 @@ def test_all_processes_wait_until_the_first_one_has_saved(shared: Workspace) -> 
         process.terminate()
         wait_for((shared.root / "saving").exists, 60, "saving")
         pair = psutil.Process(process.pid).children()
-        while not (kept := list((shared.root / ".ckpt").glob("*/iteration-*.pt"))):
+        while not (kept := checkpoints(shared.root)):
             assert [each.status() != psutil.STATUS_ZOMBIE for each in pair] == [True, True]
             time.sleep(0.1)
         _, errors = process.communicate(timeout=60)

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from chunk_grpo.environment import PROCESSES
+from tests import checkpoints
 from tests.conftest import VARIANT, Workspace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -24,8 +25,7 @@ def newest(folder: Path) -> int:
     """Iteration of the newest checkpoint, or of kept results; 0 without one."""
     if any((folder / ".ckpt").glob("*/results")):
         return ITERATIONS
-    names = [path.stem for path in (folder / ".ckpt").glob("*/iteration-*.pt")]
-    return max((int(name.removeprefix("iteration-")) for name in names), default=0)
+    return checkpoints.newest(folder)
 
 
 def outputs(workspace: Workspace) -> dict[str, bytes]:

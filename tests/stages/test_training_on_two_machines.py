@@ -11,6 +11,7 @@ import pytest
 
 from chunk_grpo.environment import PROCESSES
 from stages._launch.machines import END_SECONDS, LOST_SECONDS
+from tests.checkpoints import newest
 from tests.conftest import VARIANT, Workspace
 from tests.stages.two_machines import Launcher, Pair
 from tests.waiting import wait_for
@@ -55,12 +56,6 @@ def two(shared: Workspace, tmp_path: Path) -> Pair:
 def train(two: Pair, shared: Workspace) -> list[str]:
     module, options = shared.options("train")
     return ["-m", module, *options]
-
-
-def newest(folder: Path) -> int:
-    """Iteration of the newest checkpoint; 0 without one."""
-    names = [path.stem for path in (folder / ".ckpt").glob("*/iteration-*.pt")]
-    return max((int(name.removeprefix("iteration-")) for name in names), default=0)
 
 
 def test_two_machines_write_the_bytes_of_one_where_the_stage_was_started(
@@ -126,8 +121,8 @@ def test_hybrid_sharding_keeps_the_shards_once_and_resumes_to_the_same_bytes(
                     wait_for(lambda first=first: newest(first.root) >= 2, 300, "two checkpoints")  # type: ignore[misc]
                     stage.process.terminate()
                     assert stage.ended(300)[0] == 75, stage.messages.read_text()
-                parts = {path.name for path in first.root.glob(".ckpt/*/*.shards-1/*.distcp")}
-                assert parts == {"__0_0.distcp", "__1_0.distcp"}
+                parts = {path.name for path in first.root.glob(".ckpt/*/*/part-*")}
+                assert parts == {"part-0.safetensors", "part-1.safetensors"}
             with two.started(0, train(two, first)) as stage:
                 assert stage.ended(300)[0] == 0, stage.messages.read_text()
             follower.says("with exit code 0")

@@ -1,14 +1,15 @@
 """Copies of checkpoints: another machine resumes from the newest whole one; a store that fails stops no training."""
 
+import json
 import logging
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,9 +20,10 @@ from chunk_grpo.artifacts import storage
 from chunk_grpo.errors import DataError, TransientError
 from chunk_grpo.training import checkpoint, copies
 from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
-from chunk_grpo.training.checkpoint_files import FORMAT
 from chunk_grpo.training.copies import Copies, remove_copies
 from chunk_grpo.training.processes import Processes
+from chunk_grpo.training.state_files import MANIFEST, STATE, WHOLE, encoded, read_state
+from tests.training.test_checkpoint import with_state
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +42,10 @@ def save(store: CheckpointStore, *iterations: int) -> None:
     for iteration in iterations:
         store.save(state(iteration))
     store.settle_copies()
+
+
+def folders(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 def names(folder: Path) -> list[str]:
@@ -79,23 +85,23 @@ def test_another_machine_resumes_and_only_the_newest_copy_is_kept(
 ):
     assert resumed(second) is None
     save(first, 1, 2, 3)
-    assert names(bucket_folder) == ["iteration-000003.pt"]
+    assert folders(bucket_folder) == ["iteration-000003"]
     assert resumed(second) == 3
-    copied, own = tmp_path / "second" / "iteration-000003.pt", tmp_path / "first" / "iteration-000003.pt"
-    assert copied.read_bytes() == own.read_bytes()
+    copied, own = tmp_path / "second" / "iteration-000003", tmp_path / "first" / "iteration-000003"
+    assert names(copied) == names(own) == [MANIFEST, STATE, WHOLE]
+    assert all((copied / name).read_bytes() == (own / name).read_bytes() for name in names(own))
     assert second.newest_path() == copied
     save(second, 4)
-    assert names(bucket_folder) == ["iteration-000004.pt"]
-    assert names(tmp_path / "second") == ["iteration-000004.pt"]
+    assert folders(bucket_folder) == folders(tmp_path / "second") == ["iteration-000004"]
     (warning,) = warnings()
-    assert warning.startswith(f"{bucket_folder}/iteration-000003.pt: newer than the checkpoints in ")
+    assert warning.startswith(f"{bucket_folder}/iteration-000003: newer than the checkpoints in ")
 
 
 def test_the_same_in_an_object_store(bucket: str, tmp_path):
     first, second = (store_on(tmp_path / name, f"{bucket}/key") for name in ("first", "second"))
     assert resumed(second) is None
     save(first, 1, 2)
-    assert list(storage.sizes_below(f"{bucket}/key")) == ["iteration-000002.pt"]
+    assert {name.split("/")[0] for name in storage.sizes_below(f"{bucket}/key")} == {"iteration-000002"}
     assert resumed(second) == 2
     remove_copies(f"{bucket}/key")
     assert storage.sizes_below(bucket) == {}
@@ -111,7 +117,7 @@ def test_the_newest_is_taken_wherever_it_is(first, second, bucket_folder, tmp_pa
         assert resumed(store_on(tmp_path / str(iteration), str(bucket_folder))) == newest
     # One of the same iteration on the own disk is as good.
     CheckpointStore(tmp_path / "second", "code-1", 1).save(state(4))
-    (bucket_folder / "iteration-000004.pt").write_bytes(b"")
+    (bucket_folder / "iteration-000004" / WHOLE).write_bytes(b"")
     assert resumed(second) == 4
 
 
@@ -119,138 +125,99 @@ def test_a_shorter_run_leaves_and_passes_the_copies_of_a_longer_one(first, secon
     save(first, 9)
     assert resumed(second, last=5) is None
     save(second, 2, 5)
-    assert names(bucket_folder) == ["iteration-000005.pt", "iteration-000009.pt"]
+    assert folders(bucket_folder) == ["iteration-000005", "iteration-000009"]
     assert resumed(second, last=5) == 5
     assert resumed(second) == 9
 
 
-def sealed(content: object, path: Path) -> None:
-    """A file with any content and a valid checksum."""
-    torch.save(content, path)
-    archive = path.read_bytes()[:-2] + b"\x08\x00"
-    path.write_bytes(archive + b"%08x" % zlib.crc32(archive))
+def damage(file: str, change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    """Change a file of a copied checkpoint."""
+    return lambda path: (path / file).write_bytes(change((path / file).read_bytes()))
 
 
-def content(**changes: object) -> dict[str, object]:
-    fields = {
-        "format": FORMAT,
-        "identity": "code-1",
-        "state": vars(state(7)),
-        "shards": None,
-    }
-    return fields | changes
+def flipped(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def flip(path: Path) -> None:
-    middle = bytearray(path.read_bytes())
-    middle[len(middle) // 2] ^= 1
-    path.write_bytes(middle)
-
-
-def with_parts(folder: str, *parts: str) -> Callable[[Path], None]:
-    return lambda path: sealed(
-        content(shards={"folder": folder, "checksums": dict.fromkeys(parts, "0" * 8), "tensors": {}}), path
-    )
-
-
-NOT_WHOLE = "damaged or not a checkpoint (its checksum is missing or wrong)"
-SHARDS = "iteration-000007.shards-1"
-
-
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (cut, NOT_WHOLE),
-        (flip, NOT_WHOLE),
-        (
-            lambda path: sealed(content(identity="code-0"), path),
-            "of another computation (its identity is 'code-0'",
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut": (damage(WHOLE, lambda content: content[:-1]), f"{WHOLE} is damaged (its checksum is wrong)"),
+    "flipped": (damage(STATE, flipped), f"{STATE} is damaged (its checksum is wrong)"),
+    "in part": (lambda path: (path / WHOLE).unlink(), f"{WHOLE} cannot be read (No such file"),
+    "other run": (
+        damage(MANIFEST, lambda content: content.replace(b"code-1", b"code-0")),
+        "of another computation",
+    ),
+    "other names": (
+        damage(MANIFEST, lambda content: content.replace(b'"state.json"', b'"../notes": "0", "state.json"')),
+        "does not name the files of a checkpoint",
+    ),
+    "lost part": (
+        damage(
+            MANIFEST,
+            lambda content: content.replace(b'"state.json"', b'"part-1.safetensors": "0", "state.json"'),
         ),
-        (
-            lambda path: sealed(content(state=vars(state(6))), path),
-            "holds iteration 6, which does not match its name",
-        ),
-        (
-            with_parts(SHARDS, "__0_0.distcp"),
-            f"{SHARDS}/__0_0.distcp is missing: the checkpoint was copied in part",
-        ),
-        (with_parts(SHARDS, "../../notes"), "names files that are not parts of its tensors"),
-        (with_parts("../notes", "x"), "names files that are not parts of its tensors"),
-        (with_parts(f"../{SHARDS}", "x"), "names files that are not parts of its tensors"),
-    ],
-)
+        "part-1.safetensors cannot be read (No such file",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "reason"), DAMAGES.values(), ids=DAMAGES)
 @pytest.mark.parametrize("has_own", [False, True])
 def test_a_copy_that_is_damaged_or_in_part_is_not_used(
-    damage, reason, has_own, first, second, bucket_folder, tmp_path, warnings
+    change, reason, has_own, first, second, bucket_folder, tmp_path, warnings
 ):
     save(first, 7)
     if has_own:
         CheckpointStore(tmp_path / "second", "code-1", 1).save(state(5))
-    copy = bucket_folder / "iteration-000007.pt"
-    damage(copy)
+    copy = bucket_folder / "iteration-000007"
+    change(copy)
     assert resumed(second) == (5 if has_own else None)
     (warning,) = warnings()
     assert warning.startswith(f"{copy}: {reason}") and warning.endswith("; this copy is not used")
     save(second, 6, 7)
-    assert names(tmp_path / "second") == names(bucket_folder) == ["iteration-000007.pt"]
+    assert folders(tmp_path / "second") == folders(bucket_folder) == ["iteration-000007"]
     assert resumed(first) == 7
 
 
-def test_a_part_with_another_checksum_is_not_used(first, second, bucket_folder, warnings):
+def test_a_copy_without_a_manifest_is_none(first, second, bucket_folder, warnings):
     save(first, 7)
-    with_parts(SHARDS, "__0_0.distcp")(bucket_folder / "iteration-000007.pt")
-    (bucket_folder / SHARDS).mkdir()
-    (bucket_folder / SHARDS / "__0_0.distcp").write_bytes(b"not zero")
-    assert resumed(second) is None
-    assert f"{SHARDS}/__0_0.distcp is damaged" in warnings()[0]
+    (bucket_folder / "iteration-000007" / MANIFEST).unlink()
+    assert resumed(second) is None and warnings() == []
 
 
-def test_a_copy_replaces_a_damaged_file_of_the_same_iteration(
-    first, second, tmp_path, bucket_folder, warnings
-):
+def test_a_copy_replaces_a_damaged_checkpoint_of_the_same_iteration(first, tmp_path, bucket_folder, warnings):
     save(first, 7)
-    own = tmp_path / "first" / "iteration-000007.pt"
-    cut(own)
+    own = tmp_path / "first" / "iteration-000007"
+    damage(WHOLE, flipped)(own)
     assert resumed(store_on(tmp_path / "first", str(bucket_folder))) == 7
-    assert warnings() == [f"{own}: {NOT_WHOLE}; {bucket_folder}/iteration-000007.pt is used instead"]
+    assert warnings() == [
+        f"{own}: {WHOLE} is damaged (its checksum is wrong); {bucket_folder}/iteration-000007 is used instead"
+    ]
     assert resumed(CheckpointStore(tmp_path / "first", "code-1", 1)) == 7
 
 
 def test_damaged_file_and_copy_are_reported(first, tmp_path, bucket_folder):
     save(first, 7)
     for folder in (tmp_path / "first", bucket_folder):
-        cut(folder / "iteration-000007.pt")
+        damage(WHOLE, flipped)(folder / "iteration-000007")
     with pytest.raises(DataError, match=r"delete .*first to train from the start"):
         resumed(first)
 
 
-def test_the_best_policy_comes_along(first, second, bucket_folder, tmp_path, warnings):
+def test_the_best_policy_comes_along(first, second):
     for iteration in (1, 3):
-        CheckpointStore(tmp_path / "first" / "best", "code-1", 1).save(state(iteration))
+        first.keep_best(state(iteration).network)
         save(first, iteration, iteration + 1)
-    assert names(bucket_folder) == ["best/iteration-000003.pt", "iteration-000004.pt"]
     assert resumed(second) == 4
-    assert resumed(CheckpointStore(tmp_path / "second" / "best", "code-1", 1)) == 3
-    shutil.copy(
-        bucket_folder / "best" / "iteration-000003.pt", bucket_folder / "best" / "iteration-000005.pt"
-    )
-    assert resumed(store_on(tmp_path / "later", str(bucket_folder))) == 4
-    assert names(tmp_path / "later") == ["best/iteration-000003.pt", "iteration-000004.pt"]
-    cut(bucket_folder / "best" / "iteration-000003.pt")
-    assert resumed(store_on(tmp_path / "third", str(bucket_folder))) is None
-    assert "best/iteration-000003.pt is damaged" in warnings()[-1]
-    assert resumed(CheckpointStore(tmp_path / "third" / "best", "code-1", 1)) is None
+    assert torch.equal(second.best()["w"], state(3).network["w"])
 
 
 def test_other_files_at_the_location_are_left_alone(first, bucket_folder):
     bucket_folder.mkdir(parents=True)
     (bucket_folder / "notes.txt").touch()
     save(first, 1, 2)
-    assert names(bucket_folder) == ["iteration-000002.pt", "notes.txt"]
+    assert folders(bucket_folder) == ["iteration-000002", "notes.txt"]
 
 
 def test_a_store_that_fails_is_a_warning_and_the_next_checkpoint_is_copied(
@@ -260,8 +227,8 @@ def test_a_store_that_fails_is_a_warning_and_the_next_checkpoint_is_copied(
     save(first, 1)
     (warning,) = warnings()
     assert warning.startswith(f"{bucket_folder}: the newest checkpoint is not copied")
-    assert f"{bucket_folder}/iteration-000001.pt: cannot write: " in warning
-    assert names(tmp_path / "first") == ["iteration-000001.pt"]
+    assert re.search(rf"{bucket_folder}/iteration-000001/\S+: cannot write: ", warning)
+    assert folders(tmp_path / "first") == ["iteration-000001"]
     bucket_folder.parent.unlink()
     save(first, 2)
     assert len(warnings()) == 1
@@ -277,7 +244,7 @@ def test_a_checkpoint_that_was_not_copied_removes_no_older_copy(first, bucket_fo
     first.save(state(3), copied=False)
     first.settle_copies()
     assert len(warnings()) == 1 and "division by zero" in warnings()[0]
-    assert names(bucket_folder) == ["iteration-000001.pt"]
+    assert folders(bucket_folder) == ["iteration-000001"]
 
 
 def test_a_store_that_does_not_answer_stops_a_training_that_begins(s3_port, tmp_path):
@@ -291,6 +258,8 @@ import os, sys
 from pathlib import Path
 from chunk_grpo.training.copies import Copies
 from chunk_grpo.training.processes import Processes
+from chunk_grpo.training.state_files import MANIFEST, STATE, WHOLE, encoded, read_state
+from tests.training.test_checkpoint import with_state
 from tests.training.test_copies import state, store_on
 
 while line := sys.stdin.readline():
@@ -343,8 +312,7 @@ def test_a_training_goes_on_elsewhere_to_the_same_bytes(train, tmp_path):
     whole = train(tmp_path / "whole", **settings | {"copies": None})
     with pytest.raises(TransientError, match="stopped after iteration 1 of 3"):
         train(tmp_path / "first", stop_at=35, **settings)
-    copied = tmp_path / "bucket" / "iteration-000001.pt"
-    assert torch.load(copied, weights_only=True)["state"]["extra"]["unfinished"]
+    assert read_state(tmp_path / "bucket" / "iteration-000001-1")["extra"]["unfinished"]
     shutil.rmtree(tmp_path / "first")
     found = train(tmp_path / "second", **settings)
     assert found.without_times() == whole.without_times()
@@ -352,7 +320,7 @@ def test_a_training_goes_on_elsewhere_to_the_same_bytes(train, tmp_path):
         one, other = (tmp_path / name / "saved" / folder for name in ("whole", "second"))
         assert names(one) == names(other)
         assert all((one / name).read_bytes() == (other / name).read_bytes() for name in names(one))
-    assert "iteration-000003.pt" not in names(tmp_path / "bucket")
+    assert not [name for name in folders(tmp_path / "bucket") if "000003" in name]
 
 
 @pytest.fixture(scope="module")
@@ -366,16 +334,17 @@ def stopped(train, tmp_path_factory):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"optimizer": {}}, {"rows": [1, 2]}, {"extra": {}}, {"network": {}}, {"optimizer": [torch.ones(2)]}],
+    [{"optimizer": {}}, {"rows": [1, 2]}, {"extra": {}}, {"network": {}}, {"optimizer": [0.5]}],
 )
 def test_a_copy_whose_values_do_not_fit_the_training_ends_it_with_a_sentence(
     changes, stopped, train, tmp_path
 ):
     settings = {"copies": str(shutil.copytree(stopped, tmp_path / "bucket"))}
-    (copy,) = (tmp_path / "bucket").glob("*.pt")
-    whole = torch.load(copy, weights_only=True)
-    sealed(whole | {"state": whole["state"] | changes}, copy)
+    (copy,) = (tmp_path / "bucket").iterdir()
+    content = json.loads((copy / STATE).read_text())
+    fields = dict(content["state"]["dict"]) | {name: encoded(value, {}) for name, value in changes.items()}
+    with_state(copy, content | {"state": {"dict": list(fields.items())}})
     with pytest.raises(
-        DataError, match=r"iteration-000001.pt: its values do not fit this training|no such weight"
+        DataError, match=r"iteration-000001(-1)?: its values do not fit this training|no such weight"
     ):
         train(tmp_path / "second", **settings)

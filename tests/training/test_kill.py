@@ -18,7 +18,9 @@ from typing import Any, Literal
 import pytest
 
 from chunk_grpo.training.journal import FILE, read_journal
+from chunk_grpo.training.state_files import MANIFEST
 from stages.train import TIMED
+from tests.checkpoints import newest
 from tests.conftest import ORDER, VARIANT, Workspace, new_workspace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -82,17 +84,16 @@ class Victim:
 
     def newest(self) -> int:
         """Iteration of the newest checkpoint; 0 when there is none."""
-        names = [path.stem for path in (self.workspace.root / ".ckpt").glob("*/iteration-*.pt")]
-        return max((int(name.removeprefix("iteration-")) for name in names), default=0)
+        return newest(self.workspace.root)
 
     def partial(self) -> set[tuple[str, int]]:
         """The checkpoints that are being written, or were when their process died."""
-        found = (self.workspace.root / ".ckpt").glob("*/*.partial")
-        return {(path.name, path.stat().st_ino) for path in found}
+        found = (self.workspace.root / ".ckpt").glob("*/iteration-*")
+        return {(path.name, path.stat().st_ino) for path in found if not (path / MANIFEST).exists()}
 
     def live(self, phase: Phase, delay: float, story: Story) -> None:
         """One process, from its start to its violent death or its end."""
-        begun, newest, partial = self.begun(), self.newest(), self.partial()
+        begun, kept, partial = self.begun(), self.newest(), self.partial()
         with self.start() as process:
             if phase != "loading":
                 _wait(process, lambda: self.begun() > begun)
@@ -109,7 +110,7 @@ class Victim:
             story.died["loading"] += 1
             return
         story.died["saving" if self.partial() - partial else "training"] += 1
-        story.resumed += [newest] if newest else []
+        story.resumed += [kept] if kept else []
 
 
 def _wait(process: "subprocess.Popen[str]", happened: Callable[[], bool]) -> None:

@@ -233,7 +233,7 @@ def test_only_the_main_process_writes(pair):
     folder = pair.folder / "writers"
     names = {path.relative_to(folder).parts[1] for path in folder.rglob("*") if path.is_file()}
     assert {path.name for path in folder.iterdir()} == {"0"}
-    assert names >= {"best", "logs", "iteration-000002.pt"}
+    assert names >= {"best.safetensors", "logs", "iteration-000002"}
 
 
 def test_trajectories_that_cannot_be_shared_out_are_refused_before_any_work(pair):
@@ -297,8 +297,8 @@ def test_spread_weights_are_stopped_and_resumed_to_the_same_bits(pair):
         assert resumed.error == ""
         assert all(torch.equal(resumed.weights[key], undisturbed.weights[key]) for key in resumed.weights)
         assert untimed(resumed) == untimed(undisturbed)
-    (left,) = (pair.folder / "sharded-stopped-left").glob("iteration-000001.shards-*")
-    assert {path.name for path in left.iterdir()} == {"__0_0.distcp", "__1_0.distcp"}
+    (left,) = (pair.folder / "sharded-stopped-left").glob("iteration-000001")
+    assert {path.name for path in left.glob("part-*")} == {"part-0.safetensors", "part-1.safetensors"}
     files = [
         sorted((pair.folder / name / "policies").rglob("*.*")) for name in ("sharded-stopped", "sharded")
     ]

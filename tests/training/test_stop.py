@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 
+from chunk_grpo.training.state_files import read_state
+from tests.checkpoints import checkpoints
 from tests.conftest import ROOT, VARIANT, Workspace
 
 pytestmark = [pytest.mark.slow]
@@ -92,8 +93,7 @@ def test_sigterm_ends_training_in_time_and_loses_no_work(where, workspace):
     assert (code, "Traceback" in errors) == (75, False), errors
     assert seconds < SECONDS
     assert not target.exists()
-    newest = max(workspace.root.glob(".ckpt/*/iteration-*.pt"))
-    state = torch.load(newest, weights_only=True)["state"]
+    state = read_state(checkpoints(workspace.root)[-1])
     unfinished = state["extra"]["unfinished"]
     assert state["iteration"] == moment.iteration
     assert (None if unfinished is None else len(unfinished[0]["updates"])) == moment.updates_done
