@@ -77,7 +77,7 @@ def test_containers_have_the_time_of_a_stop_as_the_documents_say() -> None:
     for name in ("worker-cpu", "worker-gpu", "worker-gpu-without-gpu"):
         assert services[name]["stop_grace_period"] == f"{CONTAINER_SECONDS}s"
     job = (INFRA / "slurm" / "machines.sbatch").read_text("utf-8")
-    assert f"#SBATCH --signal=B:TERM@{CONTAINER_SECONDS}\n" in job
+    assert f"#SBATCH --signal=B:USR1@{CONTAINER_SECONDS}\n" in job
     text = (ROOT / "docs" / "operations.md").read_text("utf-8")
     assert f"TimeoutStopSec={CONTAINER_SECONDS}\n" in text
     assert re.search(rf"CHUNK_GRPO_STOP_SECONDS[^\n]*\b{STOP_SECONDS}\b", text)
