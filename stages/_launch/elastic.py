@@ -140,8 +140,8 @@ def launch(job: Job, place: Machines, stop: Stop, seconds: float, *, on_cpu: boo
     `seconds` is from a stop request to SIGKILL. Processes that use no GPU (`on_cpu`) have one thread each, so that they
     do not compete for the cores.
     """
-    # Here: slow to import. DistError is documented, but not in __all__.
-    from torch.distributed import DistError  # type: ignore[attr-defined]
+    # Here: slow to import.
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
