@@ -68,7 +68,7 @@ types: $(TOOLS) ## run mypy --strict
 	$(BIN)/mypy
 
 reference: $(TOOLS) ## write the reference of the Python modules to build/reference/
-	$(BIN)/pdoc --docformat google -o build/reference $(DOCUMENTED)
+	$(BIN)/pdoc --docformat google -o build/reference $(DOCUMENTED) '!chunk_grpo.scorers.workers.hpsv3_package'
 
 test: $(TOOLS) ## run the tests, except slow ones and those that need a GPU or the internet
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
