@@ -36,9 +36,7 @@ def run_processes(
     `main`, as in `run_stage`, must support that. The process count divides `divisible` (None: any), unless the
     environment sets it. Returns the exit code; with several processes, the code of the first one that failed.
     """
-    if (
-        "RANK" in os.environ
-    ):  # already one of several processes, started by this module, accelerate or torchrun
+    if "RANK" in os.environ:  # one of several processes, of this launcher, accelerate or torchrun
         return run_stage(main, arguments)
     try:
         machines = machines_of_environment()
@@ -67,7 +65,7 @@ def run_processes(
         )
         outcome = _on_all(machines, job, seconds, on_cpu=gpus == 0)
     except ChunkGrpoError as error:
-        return report_error(error)
+        return leave_code(report_error(error))
     sys.stderr.write(outcome.account)
     return leave_code(outcome.code)
 
