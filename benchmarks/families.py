@@ -4,9 +4,10 @@ The checkpoints are small and random, in the real layout (tests/families/checkpo
 four prompts of unequal length, with and without classifier-free guidance, weights in several files or in bfloat16; ten
 steps in float32. tests/families/test_every_family.py asserts a part of it.
 
-    python -m benchmarks.families
+    python -m benchmarks.families [NAME ...]
 """
 
+import sys
 import tempfile
 from itertools import product
 from pathlib import Path
@@ -28,10 +29,10 @@ def largest(name: str) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Print a row for each family."""
+    """Print a row for each family, or for those that the command line names."""
     console = Console(highlight=False)
     console.print("| family | latents | pictures |\n|---|---|---|")
-    for name in family_names():
+    for name in sys.argv[1:] or family_names():
         latents, pictures = largest(name)
         console.print(f"| {name} | {latents:.1e} | {pictures:.1e} |")
 
