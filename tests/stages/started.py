@@ -32,10 +32,13 @@ def main(params, arguments):
     mine.write_text(" ".join([params.composed_from, *(os.environ.get(name, "") for name in variables)]))
     if work == "fail":
         raise TransientError("all of us")
-    if work == "the second fails" and rank == "1":
+    if work in ("the second fails", "the second is killed") and rank == "1":
+        first = mine.with_name("0")
+        while not (first.exists() and first.read_text() == "begun"):
+            time.sleep(0.01)
+        if work == "the second is killed":
+            os.kill(os.getpid(), 9)
         raise KeyError("the second")
-    if work == "the second is killed" and rank == "1":
-        os.kill(os.getpid(), 9)
     if work == "bug":
         raise KeyError("a bug")
     if work == "wait":
