@@ -199,10 +199,10 @@ class ScoringServer(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log the error of a connection."""
         del request, client_address
-        if isinstance(sys.exc_info()[1], OSError):
-            _LOG.warning("a client disconnected before its answer")
-        else:
+        if not isinstance(sys.exc_info()[1], OSError):
             _LOG.exception("a request failed")
+        elif not self.is_private:  # else the stage, its one client, says why
+            _LOG.warning("a client disconnected before its answer")
 
     def _opened(self, open_worker: Callable[[], Worker]) -> Worker | None:
         try:
