@@ -123,7 +123,10 @@ def test_sections_are_in_libraries_and_flows() -> None:
     ]
     assert len(programs) > 100
     found = {path: with_sections(path.read_text(encoding="utf-8")) for path in programs}
-    assert {path: names for path, names in found.items() if names} == {}
+    offending = {path: names for path, names in found.items() if names}
+    assert offending == {}, (
+        "not imported as a library (Makefile, DOCUMENTED): one paragraph, without Args, Returns, Raises"
+    )
 
 
 @pytest.mark.parametrize(
