@@ -159,18 +159,23 @@ def launch(job: Job, place: Machines, stop: Stop, seconds: float, *, on_cpu: boo
             return _stopped(stop, seconds, left)
         except ChildFailedError as error:
             return _failed(error, job, place, Path(folder))
-        except (DistError, RuntimeError) as error:
-            return Outcome(
-                TransientError.exit_code,
-                f"error: the machines did not meet at {job.address}:{job.port} within {MEET_SECONDS} s "
-                f"({str(error).splitlines()[0]}); {environment.MASTER_ADDRESS} must be the host name of machine 0\n",
-            )
+        except DistError as error:
+            return Outcome(TransientError.exit_code, _did_not_meet(job, place, str(error).splitlines()[0]))
         finally:
             kill_processes()
             for name in variables:
                 os.environ.pop(name)
             os.environ |= before
     return Outcome()
+
+
+def _did_not_meet(job: Job, place: Machines, reason: str) -> str:
+    if place.count == 1:
+        return f"error: port {job.port} could not be used ({reason}); run the same command again\n"
+    return (
+        f"error: the machines did not meet at {job.address}:{job.port} within {MEET_SECONDS} s ({reason}); "
+        f"{environment.MASTER_ADDRESS} must be the host name of machine 0\n"
+    )
 
 
 def _settings(job: Job, place: Machines, folder: str, seconds: int) -> LaunchConfig:

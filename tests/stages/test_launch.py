@@ -47,6 +47,25 @@ def test_without_gpus_there_are_as_many_processes_as_params_yaml_says(tmp_path: 
 
 
 @pytest.mark.slow
+def test_a_port_in_use_is_worth_another_try() -> None:
+    """In a process of its own: a launcher kills what its process has started."""
+    code = """
+import socket
+from stages._launch.elastic import Job, Machines, Stop, launch
+with socket.socket() as other:
+    other.bind(("127.0.0.1", 0))
+    other.listen()
+    job = Job("a", ["-c", "pass"], ".", None, 2, "127.0.0.1", other.getsockname()[1])
+    outcome = launch(job, Machines(), Stop(), 5, on_cpu=True)
+print(outcome.code, outcome.account)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert re.fullmatch(
+        r"75 error: port \d+ could not be used \(.+\); run the same command again\n\n", done.stdout
+    )
+
+
+@pytest.mark.slow
 def test_common_error_is_printed_once(started: Started) -> None:
     code, _, errors = started.ended("fail")
     assert code == 75
@@ -241,10 +260,10 @@ from stages.train import Arguments, main, shared_rows
 
 save = CheckpointStore.save
 
-def slowly(self, state):
+def slowly(self, state, **options):
     Path("saving").touch()
     time.sleep(10)
-    save(self, state)
+    save(self, state, **options)
 
 CheckpointStore.save = slowly
 sys.exit(run_processes(main, Arguments, divisible=shared_rows))
