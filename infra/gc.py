@@ -2,8 +2,8 @@
 
 python -m infra.gc [--delete] [--checkpoints DAYS] [--with FOLDER ...] [--alone]      (make gc DELETE=1 CHECKPOINTS=30)
 
-Without --delete it only says what it would remove. Results stay that one of these names: the checkout, a branch, a tag,
-or an experiment; each run of the flows full and ablations is one, and `dvc exp remove NAME` removes it.
+Without --delete it only says what it would remove. The checkout, branches, tags and experiments keep the results that
+they name. Each run of the flows full and ablations is an experiment, which `dvc exp remove NAME` removes.
 """
 
 from __future__ import annotations

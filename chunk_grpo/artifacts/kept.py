@@ -42,7 +42,7 @@ class Kept:
         self.folder, self._outputs, self._results = folder, outputs, folder / self._NAME
 
     def rows(self, part: int, make: Callable[[], list[Row]]) -> list[Row]:
-        """Rows of the scores table of a part; if there are none, those of `make`, written in one step."""
+        """Rows of the scores table of a part. If it has none yet, `make` makes them, and one step writes them."""
         path = self._path(part)
         if path.exists():
             kept: list[Row] = read_table(path, "scores").to_pylist()

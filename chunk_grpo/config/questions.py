@@ -22,7 +22,7 @@ class ListedQuestion:
 
 
 def parse_questions(metadata: Mapping[str, object]) -> tuple[ListedQuestion, ...]:
-    """Questions of a prompt's metadata, in their order; other fields, also those of a question, do not matter.
+    """Questions of a prompt's metadata, in their order. Other fields of them and of a question do not matter.
 
     Raises:
         ValueError: There are none, or one is malformed; the message names it and the rule.

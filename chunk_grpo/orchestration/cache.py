@@ -140,9 +140,8 @@ def forget_unfinished(runs: Path) -> None:
     """
     for folder in runs.glob("??/*"):
         with suppress(FileNotFoundError):  # removed by another run
-            if (
-                time.time() - folder.stat().st_mtime >= _WRITTEN_WITHIN
-            ):  # a newer one may still be being written
+            # A newer one may still be being written.
+            if time.time() - folder.stat().st_mtime >= _WRITTEN_WITHIN:
                 _clear(folder)
 
 
