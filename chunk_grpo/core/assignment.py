@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -99,7 +100,7 @@ class ChunkAssignment:
         """Number of chunks of each row, int64 [B], at least 0."""
         return self.chunk.amax(dim=1) + 1
 
-    @property
+    @cached_property
     def max_chunks(self) -> int:
         """Largest number of chunks of a row, Kmax, at least 1."""
         return int(self.num_chunks.max())
@@ -115,15 +116,25 @@ class ChunkAssignment:
         return self._belongs.sum(dim=1)
 
     @property
-    def _first_steps(self) -> Tensor:
-        """First step of each chunk, int64 [B, Kmax], 0 where there is none."""
-        return self._belongs.to(torch.int64).argmax(dim=1)
-
-    @property
     def _belongs(self) -> Tensor:
         """Whether a step belongs to a chunk, bool [B, N, Kmax]."""
         numbers = torch.arange(self.max_chunks, device=self.chunk.device)
         return self.chunk.unsqueeze(2) == numbers
+
+    @cached_property
+    def _alike(self) -> list[tuple[int, Tensor, Tensor, Tensor]]:
+        """Chunks of equal size: the size, their rows [n], their numbers [n] and their steps [n, size].
+
+        Kept, since an update asks for means before each micro-batch.
+        """
+        sizes = self.sizes
+        first = self._belongs.to(torch.int64).argmax(dim=1)  # [B, Kmax]
+        found = []
+        for size in sizes[sizes > 0].unique().tolist():
+            row, number = (sizes == size).nonzero(as_tuple=True)
+            steps = first[row, number].unsqueeze(1) + torch.arange(size, device=sizes.device)
+            found.append((size, row, number, steps))
+        return found
 
     def means(self, values: Tensor) -> Tensor:
         """Mean of per-step values over each chunk.
@@ -141,12 +152,10 @@ class ChunkAssignment:
             ValueError: Another shape.
         """
         _require_shape(values, self.chunk)
-        sizes, first = self.sizes.to(values.device), self._first_steps.to(values.device)
-        means = values.new_zeros(sizes.shape)  # [B, Kmax]
-        for size in sizes[sizes > 0].unique().tolist():
-            row, number = (sizes == size).nonzero(as_tuple=True)
-            steps = first[row, number].unsqueeze(1) + torch.arange(size, device=values.device)  # [n, size]
-            means[row, number] = chunk_means(values[row.unsqueeze(1), steps], single_plan(size)).squeeze(1)
+        means = values.new_zeros(len(self.chunk), self.max_chunks)
+        for size, row, number, steps in self._alike:
+            found = chunk_means(values[row.unsqueeze(1), steps], single_plan(size)).squeeze(1)
+            means[row, number] = found
         return means
 
     def to_steps(self, values: Tensor) -> Tensor:
