@@ -27,11 +27,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         params = _params(options)
         sys.stderr.write(f"tracing passes of {params.model.checkpoint}, which takes ten seconds or more\n")
-        from chunk_grpo.planning.plan import make_plan  # here: importing torch and diffusers takes seconds
+        from chunk_grpo.planning.plan import (
+            make_plan,
+            only,
+        )  # here: importing torch and diffusers takes seconds
         from chunk_grpo.planning.tables import show
 
         plan = make_plan(
-            params,
+            only(params, options.variant or list(params.variants)),
             machine(
                 options.gpu,
                 options.gpus,
@@ -84,6 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--params", type=Path, default=ROOT / "params.yaml", help="parameters to plan")
     source.add_argument("--preset", help="preset of conf/ to plan instead")
+    parser.add_argument(
+        "--variant", action="append", help="variant to plan; repeat it for more (default: all)"
+    )
     parser.add_argument("--gpus", type=_count, default=1, help="GPUs at hand")
     parser.add_argument("--machines", type=_count, default=1, help="machines that they are in")
     parser.add_argument("--gpu", choices=sorted(GPUS), default="H100", help="kind of GPU")

@@ -17,6 +17,9 @@ from chunk_grpo.planning.storage import Prompts, checkpoint_bytes, counts_all
 
 GIB = 2**30
 
+LEAST = 0.05
+"""Share of the missing bytes that a setting must save to be named."""
+
 NOTICEABLE = 0.1
 """Share of the time that checkpoints may take without a finding."""
 
@@ -58,35 +61,48 @@ def findings_of(
 
 
 def _memory(settings: Settings, machine: Machine, phases: Sequence[Phase]) -> Iterator[Finding]:
-    for phase in phases:
+    for phase in sorted(phases, key=lambda phase: -phase.bytes):
         missing = phase.bytes - machine.memory_bytes
         if missing > 0:
             largest = max(phase.parts, key=lambda name: phase.parts[name])
             yield Finding(
                 "cannot",
                 f"{phase.name} does not fit {machine.memory_gb:g} GB: {missing / GIB:.1f} GiB too much, most of it "
-                f"{largest} ({phase.parts[largest] / GIB:.1f} GiB); {_remedy(settings, phase)}",
+                f"{largest} ({phase.parts[largest] / GIB:.1f} GiB); {_remedy(settings, phase, missing)}",
             )
 
 
-def _remedy(settings: Settings, phase: Phase) -> str:
-    """What makes a phase smaller, without what is in use already."""
-    params = settings.params
-    training, updating = "trajectories" in phase.parts, "gradients" in phase.parts
-    left = ", ".join(sorted({"scorers", "vae"} - {*params.train.offload}))
-    ways = {
-        "generate.batch_size: 1": phase.name == "generate" and params.generate.batch_size > 1,
-        "more GPUs": training and settings.shards,
-        "more GPUs with train.shard_weights": training and not settings.shards,
-        "train.lora": phase.name not in ("encode", "generate") and not settings.adapts,
-        "train.gradient_checkpointing": phase.name == "update" and not params.train.gradient_checkpointing,
-        "a smaller train.rollout_batch_size": phase.name == "rollout" and settings.rollout_batch > 1,
-        "a smaller train.micro_batch_size": phase.name == "update" and settings.micro_batch > 1,
-        "fewer images an iteration (train.prompts_per_iteration)": training,
-        f"train.offload: [{left}]": updating and left != "",
-        "a scorer at a server": "scorers" in phase.parts,
-    }
-    return f"use {', '.join(way for way, helps in ways.items() if helps) or 'a GPU with more memory'}"
+def _remedy(settings: Settings, phase: Phase, missing: float) -> str:
+    """What makes a phase smaller, without what is in use already; what saves most is first."""
+    ways = {name: size for name, size in _savings(settings, phase) if size > LEAST * missing}
+    named = (f"{way} (up to {ways[way] / GIB:.1f} GiB)" for way in sorted(ways, key=lambda way: -ways[way]))
+    return f"use {', '.join(named) or 'a GPU with more memory'}"
+
+
+def _savings(settings: Settings, phase: Phase) -> Iterator[tuple[str, float]]:
+    """Settings and the bytes that each can save by itself, at most."""
+    params, train = settings.params, settings.params.train
+    parts = {"VAE": 0.0, "scorers": 0.0, "trajectories": 0.0} | phase.parts
+    passes = parts.get("activations", 0.0) + parts.get("embeddings of a pass", 0.0)
+    held = sum(parts.get(name, 0.0) for name in ("weights", "AdamW", "gradients", "weight average"))
+    yield "a scorer at a server", parts["scorers"]
+    if phase.name == "generate":
+        yield "a smaller generate.batch_size", passes * (1 - 1 / params.generate.batch_size)
+    if phase.name == "rollout":
+        yield "a smaller train.rollout_batch_size", passes * (1 - 1 / settings.rollout_batch)
+    if phase.name == "update":
+        yield "a smaller train.micro_batch_size", passes * (1 - 1 / settings.micro_batch)
+        yield "train.gradient_checkpointing", 0.0 if train.gradient_checkpointing else passes
+    if phase.name not in ("encode", "generate") and not settings.adapts:
+        yield "train.lora", held - settings.element * settings.network.weights / settings.spread
+    if "gradients" in parts:
+        left = sorted({"scorers", "vae"} - {*train.offload})
+        saved = sum(parts["VAE" if name == "vae" else name] for name in left)
+        yield f"train.offload: [{', '.join(left)}]", saved
+    if "trajectories" in phase.parts:
+        yield "more GPUs" if settings.shards else "more GPUs with train.shard_weights", held / 2
+        fewer = parts["trajectories"] * (1 - 1 / train.prompts_per_iteration)
+        yield "fewer images an iteration (train.prompts_per_iteration)", fewer
 
 
 def _stop(machine: Machine, stop: float) -> Iterator[Finding]:

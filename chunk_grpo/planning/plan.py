@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from chunk_grpo.config import Params
+from chunk_grpo.errors import ConfigError
+from chunk_grpo.planning.cards import Card, cards_of
 from chunk_grpo.planning.cost import (
     GIGA,
     IterationCost,
@@ -23,6 +26,7 @@ from chunk_grpo.planning.storage import (
     Prompts,
     Storage,
     checkpoint_bytes,
+    download_bytes,
     prompts_of,
     storage_of,
     unfinished_bytes,
@@ -79,6 +83,10 @@ class Plan:
     prompts: Prompts
     storage: Storage
     """Files and host memory."""
+    downloads: float
+    """Bytes of weights from a hub: the checkpoint's, if it is no local folder, and those of the counted scorers."""
+    cards: list[Card]
+    """The same run on each kind of GPU."""
     stop_seconds: float
     """Seconds in which a stopped training has saved."""
     findings: list[Finding]
@@ -127,9 +135,19 @@ def make_plan(params: Params, machine: Machine) -> Plan:
         memory=phases,
         prompts=prompts,
         storage=storage_of(settings),
+        downloads=download_bytes(settings),
+        cards=cards_of(settings, machine, phases, costs),
         stop_seconds=stop,
         findings=findings_of(settings, machine, phases, costs, prompts, stop),
     )
+
+
+def only(params: Params, variants: Sequence[str]) -> Params:
+    """The parameters with these of their variants."""
+    unknown = [name for name in variants if name not in params.variants]
+    if unknown:
+        raise ConfigError(f"--variant: must be one of {', '.join(params.variants)}, got {unknown[0]}")
+    return params.model_copy(update={"variants": {name: params.variants[name] for name in variants}})
 
 
 def update_flop(settings: Settings) -> float:

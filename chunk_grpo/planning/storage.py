@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from chunk_grpo.config import Params
 from chunk_grpo.config.prompts import CocoPrompts, FilePrompts
 from chunk_grpo.planning.images import evaluated_sets
 from chunk_grpo.planning.memory import offloaded_bytes, trajectory_bytes
+from chunk_grpo.planning.scorers import scoring
 from chunk_grpo.planning.settings import Settings
 from chunk_grpo.training.schedule import scheduled_prompts
 
@@ -158,6 +160,13 @@ def storage_of(settings: Settings) -> Storage:
         host=(PROCESS_BYTES + offloaded_bytes(settings)) * settings.processes_each
         + (policy if settings.shards else checkpoint),
     )
+
+
+def download_bytes(settings: Settings) -> float:
+    """Weights from a hub: the checkpoint's parts in its type, unless it is a local folder, and the counted scorers'."""
+    whole = settings.network.weights + settings.text.weights + settings.vae_weights
+    base = 0 if Path(settings.model.name).is_dir() else settings.element * whole
+    return base + scoring(settings.params, tuple(settings.params.scorers)).bytes
 
 
 def objects_of(settings: Settings) -> int:

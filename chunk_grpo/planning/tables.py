@@ -22,19 +22,60 @@ def show(plan: Plan, console: Console) -> None:
 
 def _parts(plan: Plan) -> Iterator[RenderableType]:
     machine = plan.machine
+    yield Text(summary(plan), style="bold")
     places = f" in {machine.machines} machines" if machine.machines > 1 else ""
     between = f" ({machine.network_gbs:.0f} from other machines)" if machine.machines > 1 else ""
     yield Text(
         f"{machine.gpus} x {machine.gpu}{places}, {machine.memory_gb:g} GB, at {machine.tflops:.0f} TFLOP/s and "
         f"{machine.gbs:.0f} GB/s{between} a GPU, disk {machine.disk_gbs:g} GB/s"
     )
+    yield _findings(plan)
+    yield _cards(plan)
     yield _passes(plan)
     for names, cost in _alike(plan.iterations):
         yield _iteration(names, cost)
     yield _stages(plan)
     yield _memory(plan)
     yield _storage(plan)
-    yield _findings(plan)
+
+
+def summary(plan: Plan) -> str:
+    """One sentence: whether it fits, hours, disk, downloads and money."""
+    machine = plan.machine
+    cards = f"{machine.gpus} x {machine.gpu} of {machine.memory_gb:g} GB"
+    trained = {one.name.removeprefix("train "): one for one in plan.stages if one.name.startswith("train ")}
+    each = ", ".join(
+        f"{name} {_range(one.seconds.least / 3600, one.seconds.most / 3600)} h"
+        for name, one in trained.items()
+    )
+    facts = [
+        f"{_range(*plan.total.hours)} h (training: {each})",
+        f"{_number(plan.storage.disk / GIGA)} GB of disk",
+        f"{_number(plan.downloads / GIGA)} GB of weights to download",
+    ]
+    if plan.total.money is not None:
+        facts.append(f"{_range(*plan.total.money)} at {machine.price:g} a GPU and hour")
+    if plan.fits:
+        return f"{cards}: yes, {', '.join(facts)}."
+    reason = next(finding.text for finding in plan.findings if finding.level == "cannot")
+    return f"{cards}: no, {reason}. If it did: {', '.join(facts)}."
+
+
+def _cards(plan: Plan) -> Table:
+    rows = [
+        (
+            card.gpu,
+            f"{card.memory_gb:g}",
+            "yes" if card.left >= 0 else "NO",
+            f"{card.fullest} leaves {card.left / GIB:.1f}"
+            if card.left >= 0
+            else f"{card.fullest} lacks {-card.left / GIB:.1f}",
+            _range(*card.hours),
+        )
+        for card in plan.cards
+    ]
+    title = f"Cards that would do, {plan.machine.gpus} of each"
+    return _table(title, ("", "GB", "fits", "GiB", "hours"), rows)
 
 
 def _passes(plan: Plan) -> Table:
@@ -101,9 +142,7 @@ def _stages(plan: Plan) -> Table:
     rows.append(("in all", "", _number(sum(s.flop for s in plan.stages) / PETA), _range(*plan.total.hours)))
     if plan.total.money is not None:
         least, most = plan.total.money
-        rows.append(
-            (f"money at {plan.machine.price:g} a GPU and hour", "", "", f"{least:,.0f} to {most:,.0f}")
-        )
+        rows.append((f"money at {plan.machine.price:g} a GPU and hour", "", "", _range(least, most)))
     return _table("Stages, all variants and seeds", ("", "GPUs", "PFLOP", "hours"), rows)
 
 

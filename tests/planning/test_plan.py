@@ -8,8 +8,11 @@ from chunk_grpo.errors import ConfigError
 from chunk_grpo.planning.cost import Seconds, Traffic, iteration_cost, sweep_bytes, traffic_of
 from chunk_grpo.planning.machines import GPUS, machine
 from chunk_grpo.planning.memory import rollout_bytes, training_phases, update_bytes
+from chunk_grpo.planning.plan import only
+from chunk_grpo.planning.scorers import scoring
 from chunk_grpo.planning.storage import encoded_for_training
-from tests.planning.planned import edited, plan, preset, settings
+from chunk_grpo.planning.tables import summary
+from tests.planning.planned import edited, load_own, plan, preset, settings
 
 GIB = 2**30
 WEIGHTS = 11_901_408_320
@@ -183,8 +186,46 @@ def test_flux_fits_on_listed_gpus() -> None:
 
 
 def test_memory_error_names_largest_part() -> None:
-    (first, *_) = levels(plan(edited(preset("flux-dev"), train={"prompts_per_iteration": 2}), 1), "cannot")
-    assert "does not fit 80 GB" in first and "GiB too much" in first
+    """The optimiser's step: 44.34 GiB of weights and as many of gradients, and 88.67 GiB of AdamW, are 177.35 GiB.
+
+    An adapter leaves 22.17 GiB of them; two cards leave each one half.
+    """
+    found = plan(edited(preset("flux-dev"), train={"prompts_per_iteration": 2}), 1)
+    (first, *_) = levels(found, "cannot")
+    assert first.startswith(
+        "optimiser's step does not fit 80 GB: 161.9 GiB too much, most of it AdamW (88.7 GiB)"
+    )
+    assert (
+        "; use train.lora (up to 155.2 GiB), more GPUs with train.shard_weights (up to 88.7 GiB), " in first
+    )
+    assert "train.prompts_per_iteration" not in first  # 0.1 GiB
+    assert summary(found).startswith(f"1 x H100 of 80 GB: no, {first}. If it did: ")
+
+
+def test_the_first_sentence_and_the_cards() -> None:
+    """FLUX.1-dev in bfloat16: 23.80 GB of transformer, 9.52 and 0.25 of text encoders, 0.17 of VAE, and scorers."""
+    found = plan(FLUX, 8, price=2.5)
+    least, most = found.total.hours
+    said = summary(found)
+    assert said.startswith(f"8 x H100 of 80 GB: yes, {least:.3g} to {most:.3g} h (training: ")
+    assert said.endswith(" at 2.5 a GPU and hour.") and " GB of weights to download, " in said
+    scorers = scoring(FLUX, tuple(FLUX.scorers)).bytes
+    assert found.downloads - scorers == pytest.approx(33.74e9, rel=1e-3)
+    assert plan(load_own(), 1).downloads == 0
+    cards = {card.gpu: card for card in found.cards}
+    assert next(iter(cards)) == "RTX4090" and cards["RTX4090"].left < 0 < cards["H100"].left
+    assert cards["H100"].hours == pytest.approx(found.total.hours)
+    fullest = max(found.memory, key=lambda phase: phase.bytes)
+    assert (cards["A100"].fullest, cards["A100"].left) == (
+        fullest.name,
+        found.machine.memory_bytes - fullest.bytes,
+    )
+
+
+def test_some_variants() -> None:
+    assert list(only(preset("flux-dev"), ["chunk"]).variants) == ["chunk"]
+    with pytest.raises(ConfigError, match=r"--variant: must be one of .*, got nothing"):
+        only(preset("flux-dev"), ["nothing"])
 
 
 @pytest.mark.slow
@@ -196,7 +237,8 @@ def test_the_remedies_are_not_in_use_already() -> None:
     assert not any("train.lora" in text or "train.gradient_checkpointing" in text for text in (first, *more))
     bare = edited(FLUX, train={"gradient_checkpointing": False, "offload": ["vae", "scorers"]})
     update = next(text for text in levels(plan(bare, 1), "cannot") if "update" in text)
-    assert "train.lora, train.gradient_checkpointing" in update and "train.offload" not in update
+    assert "train.lora (up to" in update and "train.gradient_checkpointing (up to" in update
+    assert "train.offload" not in update
 
 
 def test_a_stop_that_is_too_short() -> None:
