@@ -28,31 +28,29 @@ export DVC_NO_ANALYTICS := 1
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
 
-run: $(STAMP) ## run the pipeline of params.yaml and print the report's path
-	$(BIN)/python -m infra.params check
-	@exec $(BIN)/python -I -S chunk_grpo/orchestration/guard.py $$PPID become $(BIN)/dvc repro
-	@printf '\nReport: %s\n' '$(CURDIR)/artifacts/report/index.html'
+run: $(STAMP) ## run the pipeline of params.yaml and print its answer
+	@exec $(BIN)/python -I -S chunk_grpo/orchestration/guard.py $$PPID become $(BIN)/chunk-grpo run
 
 params: $(STAMP) ## write params.yaml from conf/ (PRESET=tiny, smoke, methods, …; VARIANTS=paper, …; FORCE=1 overwrites edits)
-	$(BIN)/python -m infra.params compose $(PRESET) $(if $(VARIANTS),--variants $(VARIANTS)) $(if $(FORCE),--force)
+	$(BIN)/chunk-grpo params compose $(PRESET) $(if $(VARIANTS),--variants $(VARIANTS)) $(if $(FORCE),--force)
 
 plan: $(STAMP) ## print what a run will take, of params.yaml or PRESET=flux-dev (GPUS=8; OPTIONS='--price 2.5')
-	$(BIN)/python -m infra.plan $(if $(filter file default,$(origin PRESET)),,--preset $(PRESET)) --gpus $(or $(GPUS),1) $(OPTIONS)
+	$(BIN)/chunk-grpo plan $(if $(filter file default,$(origin PRESET)),,--preset $(PRESET)) --gpus $(or $(GPUS),1) $(OPTIONS)
 
 score: $(STAMP) ## score a folder of images (IMAGES=FOLDER SCORERS=paper PROMPTS=FILE; OPTIONS='--only pickscore')
-	$(BIN)/python -m infra.score_images '$(IMAGES)' --scorers '$(SCORERS)' $(if $(PROMPTS),--prompts '$(PROMPTS)') $(OPTIONS)
+	$(BIN)/chunk-grpo score '$(IMAGES)' --scorers '$(SCORERS)' $(if $(PROMPTS),--prompts '$(PROMPTS)') $(OPTIONS)
 
 track: $(STAMP) ## commit params.yaml and dvc.lock of a finished run, and push its results for `dvc pull dvc.yaml`
-	$(BIN)/python -m infra.track
+	$(BIN)/chunk-grpo track
 
 gc: $(STAMP) ## list what the DVC cache no longer needs (DELETE=1 removes it; CHECKPOINTS=30 too, of trainings stopped 30 days ago)
-	$(BIN)/python -m infra.gc $(if $(DELETE),--delete) $(if $(CHECKPOINTS),--checkpoints $(CHECKPOINTS)) $(OPTIONS)
+	$(BIN)/chunk-grpo gc $(if $(DELETE),--delete) $(if $(CHECKPOINTS),--checkpoints $(CHECKPOINTS)) $(OPTIONS)
 
 serve: $(STAMP) ## start Prefect server, workers and deployments; stop with Ctrl-C (GPU_WORKERS=1; 0: they are elsewhere)
-	$(BIN)/python -m infra.serve
+	$(BIN)/chunk-grpo serve
 
 worker: $(STAMP) ## start a worker for the server of PREFECT_API_URL; stop with Ctrl-C (POOL=gpu)
-	$(BIN)/python -m infra.worker --pool $(POOL)
+	$(BIN)/chunk-grpo worker --pool $(POOL)
 
 smoke: $(STAMP) ## run the smallest preset end to end through a temporary Prefect server
 	$(BIN)/python -m infra.smoke

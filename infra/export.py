@@ -1,6 +1,6 @@
 """Export a trained policy, with a model card.
 
-python -m infra.export chunk-ws --seed 0 --to comfyui --out exported
+chunk-grpo export chunk-ws --seed 0 --to comfyui --out exported
 """
 
 from __future__ import annotations
@@ -17,21 +17,9 @@ ROOT = Path(__file__).resolve().parents[1]
 def main(argv: Sequence[str] | None = None) -> int:
     """Export; return the exit code: 2 for wrong arguments, 3 where the run lacks the policy."""
     from chunk_grpo.errors import ChunkGrpoError
-    from chunk_grpo.library.export import Kind, export_run
+    from chunk_grpo.library.export import export_run
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("variant", help="name of the variant")
-    parser.add_argument("--seed", type=int, default=0, help="training seed (default: 0)")
-    parser.add_argument(
-        "--to", choices=get_args(Kind), default="diffusers", help="what it is for (default: diffusers)"
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder to write; it must not exist")
-    parser.add_argument(
-        "--checkout", type=Path, default=ROOT, help="checkout with the run (default: this one)"
-    )
-    options = parser.parse_args(argv)
+    options = parser().parse_args(argv)
     try:
         export_run(options.checkout, options.variant, options.seed, options.to, options.out)
     except ChunkGrpoError as error:
@@ -39,6 +27,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     sys.stdout.write(f"{options.out}\n")
     return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    from chunk_grpo.library.export import Kind
+
+    own = argparse.ArgumentParser(
+        prog="chunk-grpo export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    own.add_argument("variant", help="name of the variant")
+    own.add_argument("--seed", type=int, default=0, help="training seed (default: 0)")
+    own.add_argument(
+        "--to", choices=get_args(Kind), default="diffusers", help="what it is for (default: diffusers)"
+    )
+    own.add_argument("--out", type=Path, required=True, help="folder to write; it must not exist")
+    own.add_argument("--checkout", type=Path, default=ROOT, help="checkout with the run (default: this one)")
+    return own
 
 
 if __name__ == "__main__":

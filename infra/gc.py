@@ -1,6 +1,6 @@
 """Remove results that nothing names any more from the DVC cache, and list the checkpoints of unfinished trainings.
 
-python -m infra.gc [--delete] [--checkpoints DAYS] [--with FOLDER ...] [--alone]      (make gc DELETE=1 CHECKPOINTS=30)
+chunk-grpo gc [--delete] [--checkpoints DAYS] [--with FOLDER ...] [--alone]      (make gc DELETE=1 CHECKPOINTS=30)
 
 Without --delete it only says what it would remove. The checkout, branches, tags and experiments keep the results that
 they name. Each run of the flows full and ablations is an experiment, which `dvc exp remove NAME` removes.
@@ -35,18 +35,30 @@ _DAY = 86400
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Report or remove; return the exit code: 0, or that of the error."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = parser().parse_args(argv)
+    try:
+        collect(options)
+    except ChunkGrpoError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    own = argparse.ArgumentParser(
+        prog="chunk-grpo gc",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--delete", action="store_true", help="remove (default: say what would be removed)")
-    parser.add_argument(
+    own.add_argument("--delete", action="store_true", help="remove (default: say what would be removed)")
+    own.add_argument(
         "--checkpoints",
         type=float,
         default=math.inf,
         metavar="DAYS",
         help="unfinished trainings too that did not change for so many days (default: none)",
     )
-    parser.add_argument(
+    own.add_argument(
         "--with",
         dest="others",
         type=Path,
@@ -55,17 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="FOLDER",
         help="another checkout that uses the cache; may be repeated",
     )
-    parser.add_argument("--alone", action="store_true", help="no other checkout uses the cache")
-    parser.add_argument(
+    own.add_argument("--alone", action="store_true", help="no other checkout uses the cache")
+    own.add_argument(
         "--checkout", type=Path, default=ROOT, help="checkout that has the cache (default: this one)"
     )
-    options = parser.parse_args(argv)
-    try:
-        collect(options)
-    except ChunkGrpoError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
-    return 0
+    return own
 
 
 def collect(options: argparse.Namespace) -> None:

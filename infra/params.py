@@ -2,9 +2,9 @@
 
 `reference` writes what describes its keys: the tables of docs/parameters.md, and conf/params.schema.json for editors.
 
-python -m infra.params compose PRESET [--variants NAME] [--force]      (make params PRESET=... VARIANTS=...)
-python -m infra.params check                         (first step of make run)
-python -m infra.params reference                     (after an edit of chunk_grpo/config/ or conf/preset/tiny.yaml)
+chunk-grpo params compose PRESET [--variants NAME] [--force]      (make params PRESET=... VARIANTS=...)
+chunk-grpo params check                         (first step of chunk-grpo run)
+chunk-grpo params reference                     (after an edit of chunk_grpo/config/ or conf/preset/tiny.yaml)
 """
 
 from __future__ import annotations
@@ -26,31 +26,47 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compose or check; return the exit code: 2, with a message, for invalid input."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = parser().parse_args(argv)
+    try:
+        if options.command == "reference":
+            write_reference(ROOT)
+            return 0
+        if options.command == "check":
+            check()
+            return 0
+        replace_params(ROOT, options.preset, force=options.force, variants=options.variants)
+        _note()
+    except ConfigError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def check() -> None:
+    """Check params.yaml and DVC's folder for its state; print remarks. ConfigError lists all problems."""
+    keep_own_state(ROOT)
+    _note()
+
+
+def _note() -> None:
+    for notice in notices(load_params(ROOT / "params.yaml")):
+        sys.stderr.write(f"note: {notice}\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    own = argparse.ArgumentParser(
+        prog="chunk-grpo params",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = own.add_subparsers(dest="command", required=True)
     compose = commands.add_parser("compose", help="write params.yaml from conf/")
     compose.add_argument("preset", metavar="PRESET", help="name of a file in conf/preset/, without .yaml")
     compose.add_argument("--variants", help="name of a file in conf/variants/, in place of the preset's own")
     compose.add_argument("--force", action="store_true", help="overwrite edits of params.yaml")
     commands.add_parser("check", help="validate params.yaml")
     commands.add_parser("reference", help="write docs/parameters.md and conf/params.schema.json")
-    options = parser.parse_args(argv)
-    try:
-        if options.command == "reference":
-            write_reference(ROOT)
-            return 0
-        if options.command == "check":
-            keep_own_state(ROOT)
-        else:
-            replace_params(ROOT, options.preset, force=options.force, variants=options.variants)
-        for notice in notices(load_params(ROOT / "params.yaml")):
-            sys.stderr.write(f"note: {notice}\n")
-    except ConfigError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
-    return 0
+    return own
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Print what a run will take, before it is paid for: operations, hours, traffic, memory, disk, money, and what is off.
 
-python -m infra.plan [--params FILE | --preset NAME] [--gpus 8] [--gpu H100] ...      (make plan PRESET=flux-dev GPUS=8)
+chunk-grpo plan [--params FILE | --preset NAME] [--gpus 8] [--gpu H100] ...      (make plan PRESET=flux-dev GPUS=8)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Plan and print; return the exit code: 2 for invalid input, or with --strict for a run that cannot work."""
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     try:
         params = _params(options)
         sys.stderr.write(f"tracing passes of {params.model.checkpoint}, which takes ten seconds or more\n")
@@ -80,28 +80,28 @@ def _count(text: str) -> int:
     return value
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def parser() -> argparse.ArgumentParser:
+    own = argparse.ArgumentParser(
+        prog="chunk-grpo plan",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    source = parser.add_mutually_exclusive_group()
+    source = own.add_mutually_exclusive_group()
     source.add_argument("--params", type=Path, default=ROOT / "params.yaml", help="parameters to plan")
     source.add_argument("--preset", help="preset of conf/ to plan instead")
-    parser.add_argument(
-        "--variant", action="append", help="variant to plan; repeat it for more (default: all)"
-    )
-    parser.add_argument("--gpus", type=_count, default=1, help="GPUs at hand")
-    parser.add_argument("--machines", type=_count, default=1, help="machines that they are in")
-    parser.add_argument("--gpu", choices=sorted(GPUS), default="H100", help="kind of GPU")
-    parser.add_argument("--memory", type=_positive, help="GB of a GPU, as sold; default: by --gpu")
-    parser.add_argument("--tflops", type=_positive, help="TFLOP/s that a GPU reaches; default: by --gpu")
-    parser.add_argument("--gbs", type=_positive, help="GB/s of collectives; default: by --gpu")
-    parser.add_argument("--network-gbs", type=_positive, help="GB/s a GPU between machines; default: 33")
-    parser.add_argument("--disk-gbs", type=_positive, default=1.0, help="GB/s of the disk of checkpoints")
-    parser.add_argument("--price", type=_positive, help="price of a GPU for an hour")
-    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
-    parser.add_argument("--strict", action="store_true", help="exit with 2 if something cannot work")
-    return parser
+    own.add_argument("--variant", action="append", help="variant to plan; repeat it for more (default: all)")
+    own.add_argument("--gpus", type=_count, default=1, help="GPUs at hand")
+    own.add_argument("--machines", type=_count, default=1, help="machines that they are in")
+    own.add_argument("--gpu", choices=sorted(GPUS), default="H100", help="kind of GPU")
+    own.add_argument("--memory", type=_positive, help="GB of a GPU, as sold; default: by --gpu")
+    own.add_argument("--tflops", type=_positive, help="TFLOP/s that a GPU reaches; default: by --gpu")
+    own.add_argument("--gbs", type=_positive, help="GB/s of collectives; default: by --gpu")
+    own.add_argument("--network-gbs", type=_positive, help="GB/s a GPU between machines; default: 33")
+    own.add_argument("--disk-gbs", type=_positive, default=1.0, help="GB/s of the disk of checkpoints")
+    own.add_argument("--price", type=_positive, help="price of a GPU for an hour")
+    own.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    own.add_argument("--strict", action="store_true", help="exit with 2 if something cannot work")
+    return own
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Score a folder of images, without a pipeline.
 
-python -m infra.score_images FOLDER --prompts FILE --scorers NAME   (make score IMAGES=FOLDER PROMPTS=FILE SCORERS=NAME)
+chunk-grpo score FOLDER --prompts FILE --scorers NAME   (make score IMAGES=FOLDER PROMPTS=FILE SCORERS=NAME)
 
 It writes scores.parquet and scores.csv with a row for each image, scorer and metric, and prints means. A run that was
 stopped resumes after its last batch when the same command runs again.
@@ -79,7 +79,7 @@ class Mean:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Score and print; return the exit code: 2 or 3 for invalid input, 75 to run again, as a stage does."""
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     try:
         with STOP.raised():
             _score(options)
@@ -237,25 +237,25 @@ def _show(rows: Sequence[Mapping[str, Any]], names: Sequence[str], out: Path) ->
     console.print(f"{out / 'scores.parquet'}, {out / 'scores.csv'}", highlight=False, soft_wrap=True)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m infra.score_images",
+def parser() -> argparse.ArgumentParser:
+    own = argparse.ArgumentParser(
+        prog="chunk-grpo score",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("images", help="folder of the images")
-    parser.add_argument(
+    own.add_argument("images", help="folder of the images")
+    own.add_argument(
         "--prompts",
         help="file of the prompts, in the order of the images, or with a column image or file_name (default: "
         "metadata.jsonl in the folder)",
     )
-    parser.add_argument(
+    own.add_argument(
         "--scorers", required=True, help="file of conf/scorers/ by its name, or a YAML file with `scorers`"
     )
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="scorers of it to use (default: all)")
-    parser.add_argument("--prompt-field", help="column of the prompt (default: prompt or prompts)")
-    parser.add_argument("--out", type=Path, help="folder to write (default: scores/ and the folder's name)")
-    return parser
+    own.add_argument("--only", nargs="+", metavar="NAME", help="scorers of it to use (default: all)")
+    own.add_argument("--prompt-field", help="column of the prompt (default: prompt or prompts)")
+    own.add_argument("--out", type=Path, help="folder to write (default: scores/ and the folder's name)")
+    return own
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`make serve`: Prefect server, work pools, deployments and workers in one terminal, until Ctrl-C.
+"""Prefect server, work pools, deployments and workers in one terminal, until Ctrl-C.
 
 Environment variables (default): PREFECT_PORT, port of the server (4200); GPU_WORKERS, number of workers that share the
 GPUs (1); AUTH=0, the server asks nobody for a password; CHUNK_GRPO_PUBLISH, folder or URL for published results;
@@ -8,9 +8,11 @@ PREFECT_SERVER_DATABASE_CONNECTION_URL, database (SQLite in .prefect).
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -27,8 +29,9 @@ RUN = "prefect deployment run chunk-grpo/full --watch"
 OPEN = "AUTH=0: nobody is asked for a password. Any user of this machine can start runs, and so any command, as you."
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Serve until Ctrl-C (or SIGTERM, or the terminal closes)."""
+    parser().parse_args(argv)
     console = Console(highlight=False, soft_wrap=True)
     stop_on_signals()
     console.print("Starting the Prefect server, its work pools and workers ...")
@@ -48,6 +51,14 @@ def main() -> int:
     except (SetUpError, ChunkGrpoError, OSError) as error:
         console.print(f"make serve: {error}", markup=False)
         return 1
+
+
+def parser() -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog="chunk-grpo serve",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def from_environment() -> LocalPrefect:

@@ -241,22 +241,9 @@ def _template(text: str) -> tuple[str, Path]:
     return pool, Path(file)
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Set up the server; return exit status 1 on failure."""
-    parser = argparse.ArgumentParser(prog="python -m infra.setup", description=__doc__)
-    text = "number of GPU workers, used as the limit of pool gpu"
-    parser.add_argument("--gpu-workers", type=int, help=text)
-    text = "worker type of the pools with a template"
-    parser.add_argument("--pool-type", choices=["process", "kubernetes", "ecs"], default="process", help=text)
-    text = "base job template of a pool (JSON); a pool without one has process workers"
-    parser.add_argument(
-        "--template", metavar="POOL=FILE", type=_template, action="append", default=[], help=text
-    )
-    text = "more pools for stages, beside those that params.yaml and the presets name"
-    parser.add_argument("--pools", dest="more_pools", metavar="POOL", nargs="+", default=[], help=text)
-    text = f"reset schedules, default parameters and limits to {PREFECT_FILE}, and enable all deployments"
-    parser.add_argument("--reset-schedules", action="store_true", help=text)
-    options = vars(parser.parse_args())
+    options = vars(parser().parse_args(argv))
     console = Console(highlight=False, soft_wrap=True)
     try:
         SetUp(templates=dict(options.pop("template")), webhook=webhook(), **options).apply()
@@ -265,6 +252,23 @@ def main() -> int:
         return 1
     console.print(f"{PREFECT_API_URL.value()} has the work pools, automations and deployments.")
     return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    own = argparse.ArgumentParser(prog="chunk-grpo setup", description=__doc__)
+    text = "number of GPU workers, used as the limit of pool gpu"
+    own.add_argument("--gpu-workers", type=int, help=text)
+    text = "worker type of the pools with a template"
+    own.add_argument("--pool-type", choices=["process", "kubernetes", "ecs"], default="process", help=text)
+    text = "base job template of a pool (JSON); a pool without one has process workers"
+    own.add_argument(
+        "--template", metavar="POOL=FILE", type=_template, action="append", default=[], help=text
+    )
+    text = "more pools for stages, beside those that params.yaml and the presets name"
+    own.add_argument("--pools", dest="more_pools", metavar="POOL", nargs="+", default=[], help=text)
+    text = f"reset schedules, default parameters and limits to {PREFECT_FILE}, and enable all deployments"
+    own.add_argument("--reset-schedules", action="store_true", help=text)
+    return own
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Commit params.yaml and dvc.lock of a finished run, and push its results for `dvc pull dvc.yaml` in a clone.
 
-python -m infra.track [--message TEXT] [--checkout FOLDER]      (make track)
+chunk-grpo track [--message TEXT] [--checkout FOLDER]      (make track)
 
 The run must be up to date: nothing that `dvc repro` would run, no edits besides params.yaml, and a DVC remote.
 """
@@ -25,20 +25,24 @@ TRACKED = ("params.yaml", "dvc.lock")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Push and commit; return the exit code: 2 if the run cannot be tracked."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--message", help="message of the commit (default: `run: ` and the preset's name)")
-    parser.add_argument(
-        "--checkout", type=Path, default=ROOT, help="checkout with the run (default: this one)"
-    )
-    options = parser.parse_args(argv)
+    options = parser().parse_args(argv)
     try:
         track(options.checkout, options.message)
     except ChunkGrpoError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    own = argparse.ArgumentParser(
+        prog="chunk-grpo track",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    own.add_argument("--message", help="message of the commit (default: `run: ` and the preset's name)")
+    own.add_argument("--checkout", type=Path, default=ROOT, help="checkout with the run (default: this one)")
+    return own
 
 
 def track(checkout: Path, message: str | None = None) -> None:

@@ -13,7 +13,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from prefect.exceptions import ObjectNotFound
@@ -35,21 +35,9 @@ _ALSO_OF_CLIENTS = (
 """Server variables that Prefect's client reads too."""
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Check the worker's requirements, then exec the worker; return exit status 1 if one is missing."""
-    parser = argparse.ArgumentParser(
-        prog="python -m infra.worker",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--pool", required=True, help="work pool, such as cpu or gpu")
-    parser.add_argument(
-        "--limit",
-        type=int,
-        help="maximum number of concurrent flow runs (default: no limit on pool cpu, otherwise 1)",
-    )
-    parser.add_argument("--name", help="name of the worker in the Prefect UI (default: HOST-POOL-PID)")
-    options = parser.parse_args()
+    options = parser().parse_args(argv)
     repository = Path(os.environ.get(REPOSITORY) or ROOT).resolve()
     home = Path(os.environ.get("PREFECT_HOME") or repository / ".prefect").resolve()
     try:
@@ -69,6 +57,22 @@ def main() -> int:
     return os.execve(
         line[0], line, worker_environment(os.environ, repository, home, PREFECT_API_URL.value() or "")
     )
+
+
+def parser() -> argparse.ArgumentParser:
+    own = argparse.ArgumentParser(
+        prog="chunk-grpo worker",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    own.add_argument("--pool", required=True, help="work pool, such as cpu or gpu")
+    own.add_argument(
+        "--limit",
+        type=int,
+        help="maximum number of concurrent flow runs (default: no limit on pool cpu, otherwise 1)",
+    )
+    own.add_argument("--name", help="name of the worker in the Prefect UI (default: HOST-POOL-PID)")
+    return own
 
 
 def check(repository: Path, pool: str) -> None:

@@ -197,7 +197,7 @@ def _check_unchanged(source: Path, copied: Path, expected: PublishedFile) -> Non
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Publish a workspace from the command line; returns the exit code."""
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     workspace = Path(options.workspace)
     try:
         run = RunFacts(
@@ -217,15 +217,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m chunk_grpo.artifacts.publishing", description=__doc__)
-    parser.add_argument("destination", metavar="DEST", help="folder or URL, such as s3://bucket/published")
-    parser.add_argument("--workspace", default=".", help="folder of params.yaml (default: current folder)")
-    parser.add_argument("--preset", help="folder below DEST (default: `composed_from` of params.yaml)")
-    parser.add_argument("--commit", help="commit of the code (default: HEAD of the workspace)")
-    parser.add_argument("--flow-run", default="", help="name of the flow run (default: none)")
-    parser.add_argument("--models", action="store_true", help=f"copy *{MODELS} as well")
-    return parser
+def parser() -> argparse.ArgumentParser:
+    """Parser of the command line."""
+    own = argparse.ArgumentParser(prog="chunk-grpo publish", description=__doc__)
+    own.add_argument("destination", metavar="DEST", help="folder or URL, such as s3://bucket/published")
+    own.add_argument("--workspace", default=".", help="folder of params.yaml (default: current folder)")
+    own.add_argument("--preset", help="folder below DEST (default: `composed_from` of params.yaml)")
+    own.add_argument("--commit", help="commit of the code (default: HEAD of the workspace)")
+    own.add_argument("--flow-run", default="", help="name of the flow run (default: none)")
+    own.add_argument("--models", action="store_true", help=f"copy *{MODELS} as well")
+    return own
 
 
 def _preset(workspace: Path) -> str:

@@ -1,4 +1,4 @@
-"""`python -m chunk_grpo.scorers.serve NAME`: serve a scorer of params.yaml over HTTP, for stages that set its URL.
+"""`chunk-grpo serve-scorer NAME`: serve a scorer of params.yaml over HTTP, for stages that set its URL.
 
 Without a token it listens on loopback only. After SIGTERM it finishes the batch being scored.
 """
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit code: 0 after a signal, 2 for a bad configuration, 3 for a missing file, 1 after a second signal, 75 if a
         batch exceeded its time limit.
     """
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     try:
         token = read_token("--token-variable", options.token_variable)
@@ -125,40 +125,39 @@ def _scorer(params: str, name: str, device: str | None) -> Scorer:
     return make_scorer(name, scorers[name], device)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m chunk_grpo.scorers.serve", description=__doc__)
-    parser.add_argument("name", metavar="NAME", help="name of the scorer in params.yaml")
-    parser.add_argument("--params", default="params.yaml", help="parameter file (default: params.yaml)")
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: this machine only)"
-    )
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    """Parser of the command line."""
+    own = argparse.ArgumentParser(prog="chunk-grpo serve-scorer", description=__doc__)
+    own.add_argument("name", metavar="NAME", help="name of the scorer in params.yaml")
+    own.add_argument("--params", default="params.yaml", help="parameter file (default: params.yaml)")
+    own.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    own.add_argument(
         "--port", type=int, default=8901, help="port; 0: any free port, which is logged (default: 8901)"
     )
-    parser.add_argument(
+    own.add_argument(
         "--token-variable", help="environment variable with the token that every request must carry"
     )
-    parser.add_argument(
+    own.add_argument(
         "--held-megabytes",
         type=_positive,
         default=2048,
         help="maximum size of all requests held, including the one being scored; clients retry others (default: 2048)",
     )
-    parser.add_argument(
+    own.add_argument(
         "--most-megabytes",
         type=_positive,
         default=512,
         help="maximum size of a request; a 1024x1024 image takes 4.2 (default: 512)",
     )
-    parser.add_argument(
+    own.add_argument(
         "--batch-seconds",
         type=_seconds,
         default=3600.0,
         help="time limit of a batch, including the time to load the model; beyond it the server ends with exit code "
         "75, because a scorer that hangs cannot be ended alone (default: 3600)",
     )
-    parser.add_argument("--device", help="device such as cuda:0 (default: the first GPU, else the CPU)")
-    return parser
+    own.add_argument("--device", help="device such as cuda:0 (default: the first GPU, else the CPU)")
+    return own
 
 
 def _positive(text: str) -> int:

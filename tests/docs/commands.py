@@ -16,6 +16,7 @@ from dvc.cli import DvcParserError
 from dvc.cli.parser import get_main_parser
 from prefect.exceptions import ParameterTypeError, SignatureMismatchError
 
+from chunk_grpo.__main__ import COMMANDS, module_of
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.orchestration.presets import combinations, composed, overridden
 from tests.architecture.test_docs import ROOT
@@ -25,6 +26,7 @@ STARTED = frozenset({"cd", "dvc", "find", "python", "sha256sum", "sort", "xargs"
 """Programs that a test may start: they stay in the folder where the test runs them, and end."""
 
 KNOWN = STARTED | {
+    "chunk-grpo",
     *(
         ".",
         "accelerate",
@@ -117,6 +119,16 @@ def _python(words: list[str]) -> Iterator[str]:
                 yield f"{module} has no option {word}"
 
 
+def _chunk_grpo(words: list[str]) -> Iterator[str]:
+    if words[1] not in COMMANDS:
+        yield f"chunk-grpo has no {words[1]}"
+        return
+    try:
+        module_of(words[1]).parser().parse_args(words[2:])
+    except SystemExit:
+        yield "chunk-grpo does not take these words; its message is in the captured output"
+
+
 def _dvc(words: list[str]) -> Iterator[str]:
     try:
         get_main_parser().parse_args(words[1:])
@@ -153,6 +165,7 @@ def _prefect(words: list[str]) -> Iterator[str]:
 
 
 CHECKS: dict[str, Callable[[list[str]], Iterator[str]]] = {
+    "chunk-grpo": _chunk_grpo,
     "dvc": _dvc,
     "make": _make,
     "prefect": _prefect,

@@ -159,6 +159,8 @@ def test_a_block_without_a_runner_or_a_reason_is_refused(block: Block) -> None:
         ("make params PRESET=smoek && make run", "no preset smoek"),
         ("python -m infra.smokes", "no module infra.smokes"),
         ("python -m tests.drills.disk --disc cache", "tests.drills.disk has no option --disc"),
+        ("chunk-grpo plna", "chunk-grpo has no plna"),
+        ("chunk-grpo plan --gpuss 8", "chunk-grpo does not take these words"),
         ("dvc repro --nothing", "dvc does not take these words"),
         ("prefect deployment run chunk-grpo/ful --watch", "no deployment chunk-grpo/ful"),
         ('prefect deployment run chunk-grpo/full --params \'{"untill": "train"}\'', "untill"),

@@ -46,11 +46,6 @@ def test_check_refuses_values_that_dvc_ignores(
     assert said in capsys.readouterr().err
 
 
-def test_the_makefile_checks_before_dvc_touches_anything() -> None:
-    recipe = (ROOT / "Makefile").read_text().partition("\nrun:")[2].partition("\n\n")[0]
-    assert recipe.index("infra.params check") < recipe.index("dvc repro")
-
-
 def test_unused_train_prompts_give_a_note(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert params.main(["check"]) == 0
     assert capsys.readouterr() == ("", "")  # 3 seeds draw 960 of 300 prompts
