@@ -228,6 +228,26 @@ def test_rejects_invalid_return_value(answer):
         scorer(f"{HERE}:answering", answer=answer).score(BATCH.rows([0, 1]))
 
 
+def careless(images: object, prompts: object, metadata: list[dict[str, str]]) -> list[float]:
+    return [len(each["txt"]) for each in metadata]
+
+
+def test_an_error_names_the_scorer_the_line_and_the_keys_of_metadata(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    batch = ScoreBatch(BATCH.images[:2], BATCH.prompts[:2], [{"text": "a"}, {"source": "b"}], [0, 1])
+    line = careless.__code__.co_firstlineno + 1
+    with pytest.raises(DataError) as caught:
+        scorer(f"{HERE}:careless").score(batch)
+    assert str(caught.value) == (
+        f"scorers.mine: {HERE}:careless raised KeyError: 'txt' (test_external.py, line {line}). "
+        "The keys of metadata are: source, text. Mend it, and run the same command again."
+    )
+    (frames,) = caplog.messages
+    assert frames.lstrip().startswith(f'File "{__file__}", line {line}, in careless')
+    assert "running/external.py" not in frames
+
+
 def test_the_example_of_the_documentation_refuses_and_waits(monkeypatch):
     page = (ROOT / "docs" / "own_scorers.md").read_text(encoding="utf-8")
     found = re.search(r"^# my_judge\.py\n(.*?)^```", page, re.M | re.S)

@@ -35,8 +35,8 @@ def test_a_stage_that_failed_goes_on_where_it_was(workspace: Workspace) -> None:
     (workspace.root / OWN["out"]).unlink()
     do(workspace, "key 4")
     code, errors = score(workspace)
-    assert code == 1
-    assert "scorer own failed with KeyError" in errors
+    assert code == 3
+    assert "scorers.own: own_rewards:judge raised KeyError" in errors
     assert len(kept(workspace)) == 3
     do(workspace, "")
     assert score(workspace)[0] == 0
@@ -49,7 +49,7 @@ def test_a_stage_that_failed_goes_on_where_it_was(workspace: Workspace) -> None:
 def test_edited_scorer_does_not_resume_older_scores(workspace: Workspace) -> None:
     add_judge(workspace)
     do(workspace, "key 4")
-    assert score(workspace)[0] == 1
+    assert score(workspace)[0] == 3
     (workspace.root / "own_rewards.py").write_text(CODE.replace("/ 255", "/ 256"))
     check(workspace)
     do(workspace, "")

@@ -110,7 +110,7 @@ def test_no_trial(workspace: Workspace) -> None:
 @pytest.mark.parametrize(
     ("fault", "exit_code", "message"),
     [
-        ("key", 1, "scorer own failed with KeyError"),
+        ("key", 3, "error: scorers.own: own_rewards:judge raised KeyError: "),
         ("timeout", 75, "scorer own: no answer after 3 attempts; the last failed with ReadTimeout"),
         ("refuse", 3, "scorer own: refuses 2 of 2 images of the trial, such as that of '"),
     ],

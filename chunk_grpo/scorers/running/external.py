@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from chunk_grpo.config.scorers import ExternalScorer
 from chunk_grpo.digests import Digests
-from chunk_grpo.errors import ConfigError, DataError, RefusedError
+from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, RefusedError
 from chunk_grpo.scorers.base import FloatArray, Need, ScoreBatch, Scores, check_batch, check_scores
 from chunk_grpo.scorers.running.configured import in_batches
 from chunk_grpo.scorers.running.fingerprint import spec_hash
+from chunk_grpo.scorers.running.retry import may_pass
 from chunk_grpo.scorers.running.source_files import ENTRY_POINTS, offered_sources, source_digest
+
+_LOG = logging.getLogger(__name__)
 
 
 class External:
@@ -76,7 +82,8 @@ class External:
         An empty batch calls nothing.
 
         Raises:
-            DataError: The source does not return a finite number for each image.
+            DataError: The source does not return a finite number for each image, or raises an error that will not
+                pass. Errors that may pass are raised as they are.
         """
         check_batch(batch)
         if not len(batch):
@@ -101,6 +108,10 @@ class External:
             raise RuntimeError(
                 f"scorer {self.key}: {self.settings.source} called sys.exit({error})"
             ) from error
+        except Exception as error:
+            if may_pass(error) or isinstance(error, ChunkGrpoError):
+                raise
+            raise self._raised(error, batch) from error
         is_pair = isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping)
         values, details = answer if is_pair else (answer, {})
         refused: dict[int, str] = {}
@@ -123,6 +134,21 @@ class External:
         if self._instance is None:
             self._instance = self._source(**self.settings.options)
         return self._instance.score(*arguments)
+
+    def _raised(self, error: Exception, batch: ScoreBatch) -> DataError:
+        """The error that names this scorer; the log gets the calls from the user's code on."""
+        calls = traceback.extract_tb(error.__traceback__)
+        own = [number for number, call in enumerate(calls) if call.filename == __file__]
+        calls = calls[own[-1] + 1 :] if own else calls
+        place = ""
+        if calls:
+            _LOG.error("%s", "".join(traceback.format_list(calls)).rstrip())
+            place = f" ({Path(calls[0].filename).name}, line {calls[0].lineno})"  # a server's paths are not for clients
+        keys = sorted({key for each in batch.metadata for key in each})
+        return DataError(
+            f"scorers.{self.key}: {self.settings.source} raised {type(error).__name__}: {error}{place}. "
+            f"The keys of metadata are: {', '.join(keys) or 'none'}. Mend it, and run the same command again."
+        )
 
     def _numbers(self, answer: Any) -> FloatArray:
         try:

@@ -18,7 +18,7 @@ from itertools import count
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from chunk_grpo.errors import TransientError
+from chunk_grpo.errors import ChunkGrpoError, TransientError
 from chunk_grpo.scorers.base import ScoreBatch, Scorer, Scores
 from chunk_grpo.scorers.workers.worker_protocol.messages import facts_of
 
@@ -107,7 +107,8 @@ def score_with_retries(
             return scorer.score(batch)
         except Exception as error:
             if not may_pass(error):
-                _LOG.error("scorer %s failed with %s", name, type(error).__name__)
+                if not isinstance(error, ChunkGrpoError):  # those say it themselves
+                    _LOG.error("scorer %s failed with %s", name, type(error).__name__)
                 raise
             if attempt == attempts:
                 tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
