@@ -1,21 +1,44 @@
-"""Check params.yaml, run the pipeline, and print where the report is.
+"""Check params.yaml, run the stages that are due, and print the answer and where the report is.
 
 chunk-grpo run      (make run)
+
+DVC's own lines go to logs/dvc.log. Exit code: that of the stage that failed (2: configuration, 3: data, 75: stopped, or
+a server did not answer; run it again), 1 for anything else. Ctrl-C stops it; the same command goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
+import os
+import re
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from chunk_grpo.errors import ChunkGrpoError
-from chunk_grpo.orchestration.guard import exec_with_parent_death_signal
+import psutil
+
+from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, Stopped
+from chunk_grpo.orchestration.commands import STOP_MARGIN
+from chunk_grpo.orchestration.guard import adopt_orphans, exec_with_parent_death_signal
+from chunk_grpo.orchestration.outcomes import StageFailed
+from chunk_grpo.stopping import stop_seconds
 from infra import params
 
 ROOT = Path(__file__).resolve().parents[1]
+LOG = Path("logs", "dvc.log")
+DURATIONS = Path("logs", "durations.json")
+REPORT = Path("artifacts", "report")
+_LONGEST = 500  # characters of what DVC says
+_EXPLAINED = (ConfigError.exit_code, DataError.exit_code, Stopped.exit_code)
+"""Exit codes of stages that end with a sentence of their own."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,20 +46,140 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser().parse_args(argv)
     try:
         params.check()
+        patience = stop_seconds() + STOP_MARGIN
     except ChunkGrpoError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    command = exec_with_parent_death_signal([sys.executable, "-m", "dvc", "repro"])
-    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    stop = Stop()
+    code, record = reproduce(stop, patience)
     if code == 0:
-        sys.stdout.write(f"\nReport: {ROOT / 'artifacts/report/index.html'}\n")
-    return code
+        sys.stdout.write("\n".join(["", counts(record), *answer(ROOT), ""]))
+        return 0
+    failed = next((each for each in record if each["code"]), None)
+    if failed and failed["code"] in _EXPLAINED:
+        return int(failed["code"])  # its sentence is the last line on the screen
+    if stop.signal:
+        sys.stderr.write(
+            f"stopped by {stop.signal}: finished stages and checkpoints are kept; chunk-grpo run goes on from there\n"
+        )
+        return Stopped.exit_code
+    sys.stderr.write(f"error: {reason(failed, ROOT / LOG)}\n")
+    return 1
 
 
 def parser() -> argparse.ArgumentParser:
     return argparse.ArgumentParser(
         prog="chunk-grpo run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+
+
+class Stop:
+    """Stop signals of this process: the first one's name, and what to do about it.
+
+    A terminal sends Ctrl-C to all processes of the command, so nothing is passed on: a second one would end a training
+    without a checkpoint. Other signals go to all of them, since they are sent to this process alone.
+    """
+
+    def __init__(self) -> None:
+        self.signal = ""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: object) -> None:
+        del frame
+        self.signal = self.signal or signal.Signals(number).name
+        if number == signal.SIGINT:
+            return
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                process.terminate()
+
+
+def reproduce(stop: Stop, patience: float) -> tuple[int, list[dict[str, Any]]]:
+    """Run the stages that are due; return DVC's exit code, and what became of each stage.
+
+    After a signal it waits for the stages, `patience` seconds at most.
+    """
+    (ROOT / LOG).parent.mkdir(exist_ok=True)
+    sys.stdout.flush()
+    with tempfile.TemporaryDirectory(prefix="chunk-grpo-") as folder:
+        record, known = Path(folder, "stages.jsonl"), Path(folder, "durations.json")
+        earlier = durations(ROOT)
+        known.write_text(json.dumps(earlier), encoding="utf-8")
+        words = [sys.executable, "-m", "chunk_grpo.orchestration.shown", str(record), str(LOG), str(known)]
+        adopt_orphans()  # a stage whose DVC has ended, while it saves its checkpoint
+        code = subprocess.Popen(exec_with_parent_death_signal(words), cwd=ROOT).wait()
+        _wait_for_all(patience if stop.signal else 0)
+        lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
+    found = [json.loads(line) for line in lines]
+    ran = {each["stage"]: each["seconds"] for each in found if each["outcome"] == "ran" and not each["code"]}
+    _keep_durations(ROOT, earlier | ran)
+    return code, found
+
+
+def _wait_for_all(seconds: float) -> None:
+    """Wait until all child processes have ended, adopted ones too."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            ended, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not ended:
+            time.sleep(0.1)
+
+
+def durations(root: Path) -> dict[str, float]:
+    """Seconds of stages that ran earlier with the parameters of now, by name."""
+    with suppress(OSError, ValueError, KeyError):
+        found = json.loads((root / DURATIONS).read_text(encoding="utf-8"))
+        if found["params"] == _digest(root):
+            return dict(found["seconds"])
+    return {}
+
+
+def _keep_durations(root: Path, seconds: Mapping[str, float]) -> None:
+    text = json.dumps({"params": _digest(root), "seconds": dict(seconds)}, indent=1)
+    (root / DURATIONS).write_text(text, encoding="utf-8")
+
+
+def _digest(root: Path) -> str:
+    return hashlib.sha256((root / "params.yaml").read_bytes()).hexdigest()
+
+
+def counts(record: Sequence[Mapping[str, Any]]) -> str:
+    """How many stages ran, and how many had their results already."""
+    ran = sum(each["outcome"] == "ran" for each in record)
+    return f"{len(record)} stages: {ran} ran, {len(record) - ran} were up to date"
+
+
+def answer(root: Path) -> list[str]:
+    """The answer of a finished run, where its report is, and how to open it from elsewhere."""
+    from chunk_grpo.reporting.answer import answer_lines  # here: importing pyarrow takes a second
+
+    return [
+        *answer_lines(root / REPORT / "summary.json"),
+        "",
+        f"Report: {root / REPORT / 'index.html'}",
+        f"On a machine without a browser: python -m http.server 8000 --bind 127.0.0.1 --directory {root / REPORT}",
+        "and on yours: ssh -L 8000:127.0.0.1:8000 MACHINE, then http://127.0.0.1:8000",
+    ]
+
+
+def reason(failed: Mapping[str, Any] | None, log: Path) -> str:
+    """Why the run failed: the stage that has no sentence of its own, or what DVC says."""
+    if failed:
+        said = StageFailed(failed["stage"], failed["code"], ())
+        if said.exit_code < 0:
+            hint = "if you did not end it, the system may have had no memory left (`dmesg`); run it again"
+        else:
+            hint = "its last lines are above; a traceback of chunk-grpo's own code is a bug"
+        return f"{said}: {hint}. DVC's lines are in {log}"
+    text = log.read_text(encoding="utf-8") if log.exists() else ""
+    errors = re.split(r"^ERROR: ", text, flags=re.MULTILINE)[1:]
+    last = " ".join((errors[-1].split("\n\n")[0] if errors else text).split())[:_LONGEST]
+    return f"DVC: {last or 'ended without a message'}. DVC's lines are in {log}"
 
 
 if __name__ == "__main__":

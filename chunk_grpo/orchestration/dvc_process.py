@@ -13,7 +13,6 @@ import logging
 import re
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,14 @@ from dvc.repo import Repo
 from dvc.stage.exceptions import StageCmdFailedError
 
 
-def main(record: str, arguments: list[str]) -> int:
-    """Run the commands; return the exit code of the last one."""
+def main(record: str, arguments: list[str], watch: Any = None) -> int:
+    """Run the commands; return the exit code of the last one. `watch` is as in `record_stages`."""
     if arguments == ["push-run-cache"]:
         return push_run_cache()
     # With `verify` DVC reports damaged objects at debug level only.
     logging.getLogger("dvc_data.hashfile.db").setLevel("DEBUG")
     logging.getLogger("dvc_data.hashfile.db.local").setLevel("INFO")
-    record_stages(Path(record))
+    record_stages(Path(record), watch)
     if "+" in arguments:
         end = arguments.index("+")
         dvc_main(arguments[:end])
@@ -39,16 +38,19 @@ def main(record: str, arguments: list[str]) -> int:
     return int(dvc_main(arguments))
 
 
-def record_stages(record: Path) -> None:
+def record_stages(record: Path, watch: Any = None) -> None:
     """Let `dvc repro` record each stage: its name, outcome, seconds, bytes of its outputs, and exit code if it failed.
 
     Outcomes are `ran`, also if the command failed; `restored`, from the run cache; `unchanged`; and `failed`, before
-    its command was run.
+    its command was run. `watch` (`shown.Shown`) gets the plan, and each command's begin and end.
     """
     run, reproduce, ran = running.cmd_run, reproducing._reproduce_stage, set[str]()
+    reproduce_all = reproducing._reproduce
 
     def run_noted(stage: Any, **options: Any) -> None:
         ran.add(stage.addressing)
+        if watch:
+            watch.begin(stage.addressing)
         run(stage, **options)
 
     def reproduce_recorded(stage: Any, **options: Any) -> Any:
@@ -63,6 +65,8 @@ def record_stages(record: Path) -> None:
         finally:
             if stage.addressing in ran:
                 outcome = "ran"
+                if watch and code is None:
+                    watch.end(stage.addressing, time.monotonic() - start)
             line = {
                 "stage": stage.addressing,
                 "outcome": outcome,
@@ -73,8 +77,19 @@ def record_stages(record: Path) -> None:
             with record.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(line) + "\n")
 
+    def reproduce_planned(stages: Any, graph: Any = None, **options: Any) -> Any:
+        if watch:
+            watch.plan({stage.addressing: _needs(stage, graph) for stage in stages})
+        return reproduce_all(stages, graph=graph, repro_fn=reproduce_recorded, **options)
+
     running.cmd_run = run_noted
-    reproducing._reproduce = partial(reproducing._reproduce, repro_fn=reproduce_recorded)
+    reproducing._reproduce = reproduce_planned
+
+
+def _needs(stage: Any, graph: Any) -> list[str]:
+    """Stages whose outputs it reads, besides those that always run: their outputs seldom change."""
+    found = graph.successors(stage) if graph else ()
+    return [needed.addressing for needed in found if not needed.always_changed]
 
 
 def push_run_cache() -> int:

@@ -1,0 +1,159 @@
+"""chunk-grpo run: the last lines on the screen, and the exit code, of a small pipeline of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from infra import run
+from tests.conftest import ROOT
+from tests.waiting import wait_for
+
+WORK = """
+import pathlib, signal, sys, time
+what, out = sys.argv[1:]
+if what == "fails":
+    sys.exit(int(pathlib.Path("code").read_text()))
+if what == "sentence":
+    print("error: params.yaml: wrong", file=sys.stderr)
+    sys.exit(2)
+if what == "hangs":
+    def stop(*_):
+        print("error: stopped after iteration 3; kept", flush=True)
+        sys.exit(75)
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    pathlib.Path("hangs").touch()
+    time.sleep(60)
+if what == "killed":
+    import os
+    os.kill(os.getpid(), signal.SIGKILL)
+pathlib.Path(out).write_text(what)
+"""
+
+DRIVER = """
+import sys
+from pathlib import Path
+from infra import run
+run.ROOT, run.params.check = Path(sys.argv[1]), lambda: None
+run.answer = lambda root: ["the answer"]
+sys.exit(run.main([]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A pipeline of a stage `first`, and a stage `second` that needs it and does what the test writes."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
+    root = tmp_path / "root"
+    root.mkdir()
+    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], cwd=root, check=True)
+    (root / "work.py").write_text(WORK)
+    (root / "params.yaml").write_text("a: 1\n")
+    return root
+
+
+def started(root: Path, what: str) -> subprocess.Popen[str]:
+    (root / "dvc.yaml").write_text(
+        textwrap.dedent(f"""
+        stages:
+          first:
+            cmd: exec python work.py ok a.txt
+            outs: [a.txt]
+          second:
+            cmd: exec python work.py {what} b.txt
+            deps: [a.txt]
+            outs: [b.txt]
+        """)
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(root)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ended(root: Path, what: str) -> tuple[int, list[str]]:
+    process = started(root, what)
+    said, _ = process.communicate(timeout=120)
+    return process.returncode, said.splitlines()
+
+
+def test_a_finished_run_ends_with_its_answer(folder: Path) -> None:
+    begun = ["stage 1 of 2: first", "stage 2 of 2: second"]
+    assert ended(folder, "ok") == (0, [*begun, "", "2 stages: 2 ran, 0 were up to date", "the answer"])
+    assert "> exec python work.py ok a.txt" in (folder / run.LOG).read_text()
+    timed = json.loads((folder / run.DURATIONS).read_text())["seconds"]
+    assert timed.keys() == {"first", "second"}
+    again = ended(folder, "ok")
+    assert again == (0, ["", "2 stages: 0 ran, 2 were up to date", "the answer"])
+    (folder / "a.txt").unlink()
+    (folder / "work.py").touch()
+    assert run.durations(folder) == timed
+    (folder / "params.yaml").write_text("a: 2\n")
+    assert run.durations(folder) == {}
+
+
+def test_the_sentence_of_a_stage_is_the_last_line(folder: Path) -> None:
+    code, said = ended(folder, "sentence")
+    assert (code, said[-2:]) == (2, ["stage 2 of 2: second", "error: params.yaml: wrong"])
+    assert "ERROR: failed to reproduce 'second'" in (folder / run.LOG).read_text()
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("fails", "error: stage second failed with exit code 1: its last lines are above;"),
+        ("killed", "error: stage second was ended by SIGKILL: if you did not end it,"),
+    ],
+)
+def test_a_stage_without_a_sentence_is_named(what: str, sentence: str, folder: Path) -> None:
+    (folder / "code").write_text("1")
+    code, said = ended(folder, what)
+    assert code == 1
+    assert said[-1].startswith(sentence)
+    assert said[-1].endswith(f"DVC's lines are in {folder / run.LOG}")
+
+
+def test_what_dvc_itself_refuses_is_the_last_line(folder: Path) -> None:
+    code, said = ended(folder, "ok b.txt\n    outs: [c.txt]\n    unknown: 1 #")
+    assert code == 1
+    assert said[-1].startswith("error: DVC: './dvc.yaml' is invalid")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_waits_for_the_stage(number: signal.Signals, folder: Path) -> None:
+    process = started(folder, "hangs")
+    wait_for(lambda: (folder / "hangs").exists() or process.poll() is not None, 60, "the stage")
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does
+    else:
+        process.send_signal(number)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 75
+    kept = said.index("error: stopped after iteration 3; kept\n")
+    rest = said[kept:].splitlines()[1:]
+    after = "stopped by SIGTERM: finished stages and checkpoints are kept; chunk-grpo run goes on from there"
+    assert rest == ([] if number == signal.SIGINT else [after])
+
+
+def test_wrong_parameters_end_it_before_dvc_begins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused() -> None:
+        raise run.ConfigError("params.yaml: eta")
+
+    monkeypatch.setattr(run.params, "check", refused)
+    monkeypatch.setattr(run, "reproduce", None)
+    assert run.main([]) == 2
+    assert capsys.readouterr().err == "error: params.yaml: eta\n"
