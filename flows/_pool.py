@@ -61,7 +61,7 @@ def run_on_pool(
             )
         except ObjectNotFound as error:
             raise RuntimeError(
-                f"stage {spec.name}: the server has no deployment {deployment}; run `python -m infra.setup "
+                f"stage {spec.name}: the server has no deployment {deployment}; run `chunk-grpo setup "
                 f"--pools {spec.work_pool}`"
             ) from error
         run = cast("FlowRun", started)

@@ -15,7 +15,7 @@ FROM_THE_CLONE: list[dict[str, dict[str, Any]]] = [
         "prefect.deployments.steps.run_shell_script": {
             "id": "repository",
             "script": "sh -c 'printf %s "
-            '"${CHUNK_GRPO_REPOSITORY:?not set for this worker; start it with python -m infra.worker}"\'',
+            '"${CHUNK_GRPO_REPOSITORY:?not set for this worker; start it with chunk-grpo worker}"\'',
             "stream_output": False,
         }
     },

@@ -1,6 +1,6 @@
 """Set up a Prefect server: work pools, automations and the deployments of prefect.yaml.
 
-`python -m infra.setup` uses the server of PREFECT_API_URL (default: prefect.toml). It can be run again at any time:
+`chunk-grpo setup` uses the server of PREFECT_API_URL (default: prefect.toml). It can be run again at any time:
 existing objects are kept or updated, never duplicated. The webhook URL for notifications is a secret and therefore read
 from the environment: CHUNK_GRPO_NOTIFY_WEBHOOK.
 """

@@ -98,7 +98,7 @@ def check(repository: Path, pool: str) -> None:
             found = client.read_work_pool(pool)
         except ObjectNotFound as error:
             raise SetUpError(
-                f"{PREFECT_API_URL.value()} has no work pool {pool!r}: run `python -m infra.setup` for that server"
+                f"{PREFECT_API_URL.value()} has no work pool {pool!r}: run `chunk-grpo setup` for that server"
             ) from error
     if found.type != "process":
         raise SetUpError(

@@ -332,7 +332,7 @@ class InSubprocess(Section):
 
 
 class OverHttp(Section):
-    """Executor at a server, started with `python -m chunk_grpo.scorers.serve NAME`."""
+    """Executor at a server, started with `chunk-grpo serve-scorer NAME`."""
 
     kind: Literal["http"]
     url: Url

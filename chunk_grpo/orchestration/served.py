@@ -1,7 +1,7 @@
 """What commands in the folder of `make serve` need to know of it: its port, and the string that its server asks for.
 
 `setup_environment` is a plugin of Prefect (pyproject.toml names it, prefect.toml switches it on). Prefect calls it when
-it is imported, so `prefect deployment run` and `python -m infra.setup` log in by themselves.
+it is imported, so `prefect deployment run` and `chunk-grpo setup` log in by themselves.
 """
 
 from __future__ import annotations

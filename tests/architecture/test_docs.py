@@ -58,7 +58,7 @@ def test_the_reference_of_params_yaml_is_that_of_its_models() -> None:
     written = {name: (ROOT / name).read_text("utf-8") for name in (PAGE, SCHEMA)}
     made = reference(ROOT)
     differing = [name for name in made if made[name] != written[name]]
-    assert differing == [], "run python -m infra.params reference"
+    assert differing == [], "run chunk-grpo params reference"
 
 
 def test_every_field_of_the_parameters_is_described() -> None:

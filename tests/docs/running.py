@@ -52,16 +52,24 @@ class Reader:
     def _files(self) -> set[str]:
         return {path.stem for path in self.checkout.root.glob("*.py")}
 
+    def _console_script(self) -> Path:
+        """The command chunk-grpo, which need not be installed where these tests run."""
+        script = self.checkout.root.parent / "programs" / "chunk-grpo"
+        script.parent.mkdir(exist_ok=True)
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m chunk_grpo "$@"\n', "utf-8")
+        script.chmod(0o755)
+        return script
+
     def _shell(self, block: Block, text: str) -> None:
         foreign = sorted({words[0] for words in commands(text)} - STARTED)
         assert not foreign, (
             f"{block.place}: {', '.join(foreign)}: no test starts it, so mark the block `not run`"
         )
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        programs = [str(self._console_script().parent), str(Path(sys.executable).parent), os.environ["PATH"]]
         shell = subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", text],
             cwd=self.checkout.root,
-            env=os.environ | {"PATH": path, "DVC_NO_ANALYTICS": "1"},
+            env=os.environ | {"PATH": os.pathsep.join(programs), "DVC_NO_ANALYTICS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -170,7 +170,7 @@ def test_wrong_server_address_is_reported(served: LocalPrefect, url: str, messag
 
 def test_unknown_pool_error_names_setup_command(served: LocalPrefect) -> None:
     said = told(served, "worker", "--pool", "tpu")
-    assert "no work pool 'tpu': run `python -m infra.setup`" in said
+    assert "no work pool 'tpu': run `chunk-grpo setup`" in said
 
 
 def test_what_is_published_can_be_read(served: LocalPrefect) -> None:

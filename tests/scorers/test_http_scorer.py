@@ -33,7 +33,7 @@ def test_unreachable_server_error_names_start_command(params: Path) -> None:
         scorer = client(server.url)
         scorer.check()
         port = server.url.rsplit(":", 1)[1]
-        command = f"Start it there: `python -m chunk_grpo.scorers.serve odd --port {port}`"
+        command = f"Start it there: `chunk-grpo serve-scorer odd --port {port}`"
         for _ in range(2):  # it crashes; then nobody listens
             with pytest.raises(TransientError) as caught:
                 scorer.score(batch("exit"))
@@ -170,8 +170,8 @@ def test_the_command_that_is_proposed_starts_a_server(
     with pytest.raises(TransientError) as caught:
         client(url, token_variable=variable).check()
     proposed = shlex.split(str(caught.value).split("`")[1])
-    assert proposed == ["python", "-m", "chunk_grpo.scorers.serve", KEY, *command]
-    assert serve.main([*proposed[3:], "--params", str(params)]) == 0
+    assert proposed == ["chunk-grpo", "serve-scorer", KEY, *command]
+    assert serve.main([*proposed[2:], "--params", str(params)]) == 0
     assert len(started) == 1
 
 

@@ -1,4 +1,4 @@
-"""A scorer at a server (`python -m chunk_grpo.scorers.serve NAME`)."""
+"""A scorer at a server (`chunk-grpo serve-scorer NAME`)."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class HttpScorer(Remote):
     def _how_to_start(self) -> str:
         """Command that starts the server; for https it listens behind a proxy that ends TLS."""
         url, variable = httpx.URL(self.executor.url), self.executor.token_variable
-        command = f"python -m chunk_grpo.scorers.serve {self.key}"
+        command = f"chunk-grpo serve-scorer {self.key}"
         if url.scheme == "http":
             if not is_loopback(url.host):
                 command += f" --host {url.host}"
