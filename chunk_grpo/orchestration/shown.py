@@ -44,11 +44,11 @@ class Shown:
         self._took |= dict.fromkeys(_kinds(name), seconds)
 
     def _left(self, name: str) -> str:
-        own, due = self._expected(name), [self._expected(each) for each in self._due(name)]
+        own, due = self._expected(name), list(self._due(name))
         if own is None:
             return ""
-        known = [seconds for seconds in due if seconds is not None]
-        if len(known) == len(due):
+        known = [seconds for each in due if (seconds := self._expected(each)) is not None]
+        if len(known) == len(due) and due[-1] == list(self._needs)[-1]:
             return f" (about {_rough(sum(known))} left)"
         return f" (about {_rough(own)})"
 

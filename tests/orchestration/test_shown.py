@@ -67,6 +67,12 @@ def test_what_is_left_counts_the_stages_that_need_one_that_ran() -> None:
     assert screen.getvalue().endswith("stage 7 of 7: report (about 1 min left)\n")
 
 
+def test_what_changes_nothing_yet_tells_nothing_of_the_rest() -> None:
+    watch, screen = shown(inputs=20.0, report=60.0)
+    watch.begin("inputs")
+    assert screen.getvalue() == "stage 1 of 7: inputs (about 20 s)\n"
+
+
 def test_all_that_needs_the_first_stage_is_due() -> None:
     """10 + 2 * 300 + 9000 + 60 s."""
     earlier = {"prepare": 10.0, "train@chunk-ws-0": 300.0, "train@chunk-ws-1": 300.0}
