@@ -11,13 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.orchestration.guard import supervised
-from chunk_grpo.stopping import stop_seconds
 
 Log = Callable[[str], None]
-
-STOP_MARGIN = 10.0
-"""Seconds added to a stage's own stop timeout, so that the stage can report a timeout itself."""
 
 _PROGRESS_SECONDS = 10.0  # progress bars redraw many times a second: log one state per interval
 
@@ -42,14 +37,14 @@ class Commands:
         """Run a command to its end; pass each line of its stdout and stderr on as it appears, without its line end.
 
         Any exception, such as Prefect's on SIGTERM, stops the command and is raised again; CommandStoppedError if
-        `stop` was called before or while it ran. `environment` is complete. Returns the exit status; 128 plus the
-        signal's number for a signal.
+        `stop` was called before or while it ran. Stopped commands get SIGTERM, and end what they have started. Nothing
+        is added to `environment`. Returns the exit status; 128 plus the signal's number for a signal.
         """
         with self._lock:
             if self.stopping.is_set():
                 raise CommandStoppedError("stopped with all others")
             process = subprocess.Popen(
-                supervised(command, stop_seconds() + STOP_MARGIN),
+                command,
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -76,7 +71,7 @@ class Commands:
                 self._forget(process)
         if code != 0 and self.stopping.is_set():
             raise CommandStoppedError("stopped with all others")
-        return code
+        return 128 - code if code < 0 else code
 
     def stop(self) -> None:
         """Send SIGTERM to every command and start no new one; waiting threads get `CommandStoppedError`."""

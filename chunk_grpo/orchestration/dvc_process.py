@@ -1,10 +1,11 @@
-"""DVC's command line in a process that also records what became of each stage.
+"""DVC's command line, which also records what became of each stage.
 
-`python -P dvc_process.py RECORD ARGUMENTS ...` does the same as `dvc ARGUMENTS ...`; a `+` among them begins a second
-command. RECORD, a file, gets a line of JSON for each stage of `dvc repro`. The argument `push-run-cache` sends the
-entries of the run cache that the remote lacks or has in part; `dvc push --run-cache` sends all each time.
+`dvc_process.py RECORD ARGUMENTS ...`, which guard.py runs, does the same as `dvc ARGUMENTS ...`; a `+` among them
+begins a second command. RECORD, a file, gets a line of JSON for each stage of `dvc repro`. The argument
+`push-run-cache` sends the entries of the run cache that the remote lacks or has in part; `dvc push --run-cache` sends
+all each time.
 
-It is started by its path, since the folder in which it runs may have another version of this package. It takes hold of
+It is found by its path, since the folder in which it runs may have another version of this package. It takes hold of
 two functions of DVC, which documents neither: tests/orchestration/test_pipeline.py checks that.
 """
 

@@ -1,26 +1,31 @@
-"""Run a command; kill its process group when the parent exits for any reason.
+"""End with the parent process, and with all processes that a command has started.
 
-`python guard.py PARENT SECONDS COMMAND ...` runs the command in its own session and exits with the command's exit
-code, or with 128 plus the number of the signal that ended it. On SIGTERM, and on Linux also when PARENT has ended
-(killed, or crashed), the whole process group gets SIGTERM and, after SECONDS, SIGKILL. Processes that the command
-leaves running are ended in the same way.
+`python guard.py PARENT SECONDS SCRIPT ...` runs a Python script in this process. When it has ended, the processes that
+it leaves in its group are ended: SIGTERM and, after SECONDS, SIGKILL. On SIGTERM, and on Linux also when PARENT has
+ended (killed, or crashed), they get SIGTERM at once, and the script goes on, to note how they ended; after SECONDS all
+are killed. While there are none, SIGTERM ends the script.
 
 `python guard.py PARENT become COMMAND ...` becomes the command; only that process gets SIGTERM when PARENT ends.
 
-It is started by its path and imports only the standard library, so that it costs a few milliseconds.
+It is started by its path and imports nothing of this package, of which the script's folder may have another version.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import runpy
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
@@ -28,12 +33,12 @@ _POLL_SECONDS = 0.02
 _BECOME = "become"
 
 
-def supervised(command: Sequence[str], seconds: float) -> list[str]:
-    """The command line that runs `command` supervised by this process, with `seconds` from SIGTERM to SIGKILL.
+def supervised(script: Sequence[str], seconds: float) -> list[str]:
+    """The command line that runs a Python script and ends all that it starts, with `seconds` from SIGTERM to SIGKILL.
 
     For the kernel the parent is the thread that starts the command: that thread must wait for the command.
     """
-    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(seconds), *command]
+    return [sys.executable, "-P", __file__, str(os.getpid()), str(seconds), *script]
 
 
 def exec_with_parent_death_signal(command: Sequence[str]) -> list[str]:
@@ -60,75 +65,74 @@ def adopt_orphans() -> None:
     _tell_kernel(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command of the command line, or become it; return its exit code."""
-    parent, command = int(arguments[0]), arguments[2:]
+def main(arguments: Sequence[str]) -> None:
+    """Run the script of the command line, which exits, or become the command."""
+    parent, command = int(arguments[0]), list(arguments[2:])
+    die_with_parent(parent)
     if arguments[1] == _BECOME:
-        die_with_parent(parent)
-        os.execvp(command[0], list(command))
-    seconds = float(arguments[1])
-    _tell_kernel(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    adopt_orphans()  # so that `_reap` removes ended group members, which would otherwise still count as alive
-    if os.getppid() != parent:
-        return 128 + signal.SIGTERM  # it ended before prctl took effect
-    group = _Group(command, seconds)
-    signal.signal(signal.SIGTERM, group.stop)
-    return group.wait()
+        os.execvp(command[0], command)
+    adopt_orphans()  # so that no process of the group gets a parent outside of it
+    others = _Others(float(arguments[1]))
+    signal.signal(signal.SIGTERM, others.stop)
+    sys.argv = command
+    try:
+        runpy.run_path(command[0], run_name="__main__")
+    finally:
+        others.end()
 
 
-class _Group:
-    """The command and all processes of its process group."""
+class _Others:
+    """The processes of this process's group that it has started, or adopted."""
 
-    def __init__(self, command: Sequence[str], seconds: float) -> None:
-        # preexec_fn is safe: there is one thread. If this process is killed, the command gets SIGTERM.
-        self._leader = subprocess.Popen(
-            command,
-            start_new_session=True,
-            preexec_fn=_lead,
-        )
-        self._killer = threading.Timer(seconds, self._signal, (signal.SIGKILL,))
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._killer = threading.Timer(seconds, self._kill)
         self._killer.daemon = True
-        self._is_stopped = False
 
-    def stop(self, number: int = 0, frame: FrameType | None = None) -> None:
-        """Send SIGTERM and start the SIGKILL timer."""
-        del number, frame
-        self._signal(signal.SIGTERM)  # on every call: a stage then mutes outputs whose reader is gone
-        if not self._is_stopped:
-            self._is_stopped = True
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """On SIGTERM: pass it on and start the SIGKILL timer; without other processes end this one."""
+        del frame
+        others = _others()
+        if not others:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        _send(others, number)  # on every call: a stage then mutes outputs whose reader is gone
+        if not self._killer.ident:
             self._killer.start()
 
-    def wait(self) -> int:
-        """Wait until the whole group has ended; return the exit code of the command."""
-        code = self._leader.wait()
-        if self._signal(0):
-            self.stop()
-        while self._signal(0):
-            _reap()
-            time.sleep(_POLL_SECONDS)
-        return 128 - code if code < 0 else code
+    def end(self) -> None:
+        """End the others, and wait for them."""
+        import psutil  # here: not for a command that only becomes another one
 
-    def _signal(self, number: int) -> bool:
-        """Send a signal (0: none); return whether the group has a process."""
-        try:
-            os.killpg(self._leader.pid, number)
-        except (ProcessLookupError, PermissionError):  # macOS refuses to signal a group of ended processes
-            return False
-        return True
+        kill_at = time.monotonic() + self._seconds
+        _send(_others(), signal.SIGTERM)
+        while others := _others():
+            if time.monotonic() > kill_at:
+                _send(others, signal.SIGKILL)
+            psutil.wait_procs(others, _POLL_SECONDS)  # also collects orphans
+
+    def _kill(self) -> None:
+        _send(_others(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _lead() -> None:
-    """Set up the child process that becomes the command; it leads its session."""
-    _tell_kernel(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def _others() -> list[psutil.Process]:
+    import psutil
+
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(ProcessLookupError):
+            if os.getpgid(process.pid) == os.getpgrp():
+                found.append(process)
+    return found
 
 
-def _reap() -> None:
-    """Collect the exit status of orphans that have ended."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return
+def _send(processes: Sequence[psutil.Process], number: int) -> None:
+    import psutil
+
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
 
 
 def _tell_kernel(option: int, value: int) -> None:
@@ -141,4 +145,4 @@ def _tell_kernel(option: int, value: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

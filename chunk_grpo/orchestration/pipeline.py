@@ -29,7 +29,12 @@ from chunk_grpo.orchestration.dvc_internals import (
     plan_repro,
     to_single_stage_lockfile,
 )
+from chunk_grpo.orchestration.guard import exec_with_parent_death_signal, supervised
 from chunk_grpo.orchestration.outcomes import DvcLog, StageFailed, StageOutcome
+from chunk_grpo.stopping import stop_seconds
+
+STOP_MARGIN = 10.0
+"""Seconds added to a stage's own stop timeout, so that the stage can report a timeout itself."""
 
 _DVC = Path(__file__).with_name("dvc_process.py")
 
@@ -165,7 +170,7 @@ class Pipeline:
             stage = definition["stages"].pop(name)
             if known is None:
                 dvc_log = DvcLog(log)
-                shell = ["/bin/sh", "-c", stage["cmd"]]
+                shell = exec_with_parent_death_signal(["/bin/sh", "-c", stage["cmd"]])
                 if code := self.commands.run(shell, self.root, self._environment(), dvc_log.add):
                     raise StageFailed(name, code, tuple(dvc_log.lines))
                 paths = [path for out in stage["outs"] for path in _files(self.root / out)]
@@ -275,7 +280,7 @@ class Pipeline:
         """Run a DVC command; return its exit code and what became of the stages, as dvc_process.py records it."""
         with tempfile.TemporaryDirectory(prefix="dvc-") as folder:
             record = Path(folder, "stages.jsonl")
-            command = [sys.executable, "-P", str(_DVC), str(record), *arguments]
+            command = supervised([str(_DVC), str(record), *arguments], stop_seconds() + STOP_MARGIN)
             code = self.commands.run(command, self.root, self._environment() | variables, log.add)
             lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
             return code, [json.loads(line) for line in lines]

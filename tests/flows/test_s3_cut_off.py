@@ -84,11 +84,7 @@ def killed_when(condition: Callable[[], bool], find: Callable[[], psutil.Process
 
 def pushing() -> psutil.Process:
     """DVC, as this process has started it."""
-    (found,) = (
-        child
-        for child in psutil.Process().children(recursive=True)
-        if "push" in child.cmdline() and "guard.py" not in " ".join(child.cmdline())
-    )
+    (found,) = (child for child in psutil.Process().children(recursive=True) if "push" in child.cmdline())
     return found
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from chunk_grpo.orchestration.commands import STOP_MARGIN
+from chunk_grpo.orchestration.pipeline import STOP_MARGIN
 from chunk_grpo.stopping import STOP_SECONDS
 from infra import local_prefect
 from infra.linger import MARGIN

@@ -22,3 +22,8 @@ def test_lines_arrive_while_the_process_runs_and_progress_bars_are_thinned(tmp_p
     assert [line for line, _ in arrived] == ["0 of 50", "done"]
     assert time.monotonic() - arrived[-1][1] > 0.8
     assert start < arrived[0][1]
+
+
+def test_a_signal_is_added_to_128(tmp_path: Path) -> None:
+    code = "import os; os.kill(os.getpid(), 9)"
+    assert Commands().run([sys.executable, "-c", code], tmp_path, {}, print) == 137

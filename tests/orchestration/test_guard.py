@@ -1,6 +1,5 @@
-"""chunk_grpo/orchestration/guard.py: no process of a command outlives whoever asked for it."""
+"""chunk_grpo/orchestration/guard.py: no process of a script outlives whoever asked for it."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -29,13 +28,23 @@ time.sleep(60)
 """
 """Says its number, then works for a minute; on SIGTERM it saves and leaves, at once or slowly, or is deaf."""
 
-LEADER = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)"
-"""Parent like DVC: starts the child and ends at once on SIGTERM."""
+SCRIPT = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)"
+"""Like DVC: starts a process, and ends as it does."""
+
+
+def script(folder: Path, code: str, *arguments: str) -> list[str]:
+    (folder / "script.py").write_text(code)
+    return [str(folder / "script.py"), *arguments]
 
 
 def command(folder: Path, kind: str) -> list[str]:
+    """A script that starts a process which starts the child, and which ends at once on SIGTERM."""
     (folder / "child.py").write_text(CHILD)
-    return [sys.executable, "-c", LEADER, str(folder / "child.py"), str(folder), kind]
+    return script(folder, SCRIPT, "-c", SCRIPT, str(folder / "child.py"), str(folder), kind)
+
+
+def started(arguments: list[str], seconds: float) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(supervised(arguments, seconds), start_new_session=True)
 
 
 def written_pid(folder: Path) -> int:
@@ -43,17 +52,22 @@ def written_pid(folder: Path) -> int:
     return int((folder / "pid").read_text())
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [("pass", 0), ("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)],
-)
-def test_returns_exit_code_of_command(code: str, expected: int) -> None:
-    assert subprocess.run(supervised([sys.executable, "-c", code], 1)).returncode == expected
+@pytest.mark.parametrize(("code", "expected"), [("pass", 0), ("raise SystemExit(3)", 3)])
+def test_returns_exit_code_of_script(tmp_path: Path, code: str, expected: int) -> None:
+    assert started(script(tmp_path, code), 1).wait(30) == expected
+
+
+def test_sigterm_ends_a_script_that_runs_nothing(tmp_path: Path) -> None:
+    code = "import time; from pathlib import Path; Path(__file__).with_name('pid').write_text('1'); time.sleep(60)"
+    process = started(script(tmp_path, code), 20)
+    written_pid(tmp_path)
+    process.terminate()
+    assert process.wait(10) == -signal.SIGTERM
 
 
 def test_sigterm_waits_until_every_process_has_saved(tmp_path: Path) -> None:
     """Also for a child whose parent has left at once."""
-    process = subprocess.Popen(supervised(command(tmp_path, "slow"), 20))
+    process = started(command(tmp_path, "slow"), 20)
     child = written_pid(tmp_path)
     process.terminate()
     process.wait(10)
@@ -61,8 +75,16 @@ def test_sigterm_waits_until_every_process_has_saved(tmp_path: Path) -> None:
     assert has_ended(child)
 
 
+def test_script_sees_how_its_process_ended_after_sigterm(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text(CHILD)
+    process = started(script(tmp_path, SCRIPT, str(tmp_path / "child.py"), str(tmp_path), "slow"), 20)
+    written_pid(tmp_path)
+    process.terminate()
+    assert process.wait(10) == 75
+
+
 def test_process_ignoring_sigterm_is_killed_after_timeout(tmp_path: Path) -> None:
-    process = subprocess.Popen(supervised(command(tmp_path, "deaf"), 0.5))
+    process = started(command(tmp_path, "deaf"), 0.5)
     child = written_pid(tmp_path)
     start = time.monotonic()
     process.terminate()
@@ -72,37 +94,37 @@ def test_process_ignoring_sigterm_is_killed_after_timeout(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal")
-@pytest.mark.parametrize("killed", ["parent", "guard"])
-def test_killing_parent_or_guard_leaves_no_process(tmp_path: Path, killed: str) -> None:
+def test_killing_the_parent_leaves_no_process(tmp_path: Path) -> None:
     code = (
         "import subprocess, sys; from chunk_grpo.orchestration.guard import supervised\n"
-        "process = subprocess.Popen(supervised(sys.argv[1:], 5)); print(process.pid, flush=True); process.wait()"
+        "process = subprocess.Popen(supervised(sys.argv[1:], 5), start_new_session=True)\n"
+        "print(process.pid, flush=True); process.wait()"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", code, *command(tmp_path, "quick")], stdout=subprocess.PIPE, text=True
     )
     assert parent.stdout is not None
-    guard = int(parent.stdout.readline())
-    child = written_pid(tmp_path)
-    leader = psutil.Process(child).ppid()
-    os.kill(parent.pid if killed == "parent" else guard, signal.SIGKILL)
-    for pid in (guard, leader, *([child] if killed == "parent" else [])):
-        wait_for(lambda pid=pid: has_ended(pid), 10, "the end")
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    if killed == "guard":
-        # A stage asks the kernel itself to end with its parent; this one does not.
-        psutil.Process(child).kill()
+    with parent.stdout as output:
+        guard = int(output.readline())
+        child = written_pid(tmp_path)
+        leader = psutil.Process(child).ppid()
+        parent.kill()
+        parent.wait()
+        for pid in (guard, leader, child):
+            wait_for(lambda pid=pid: has_ended(pid), 10, "the end")
+    assert (tmp_path / "left").read_text() == "saved"
 
 
-def test_remaining_children_of_command_are_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["quick", "deaf"])
+def test_remaining_children_of_script_are_ended(tmp_path: Path, kind: str) -> None:
     (tmp_path / "child.py").write_text(CHILD)
-    code = "import subprocess, sys, time; subprocess.Popen([sys.executable, *sys.argv[1:]]); time.sleep(1)"
-    start = time.monotonic()
-    arguments = [str(tmp_path / "child.py"), str(tmp_path), "quick"]
-    assert subprocess.run(supervised([sys.executable, "-c", code, *arguments], 5)).returncode == 0
-    assert time.monotonic() - start < 10
+    code = (
+        "import subprocess, sys, time; from pathlib import Path\n"
+        "subprocess.Popen([sys.executable, *sys.argv[1:]])\n"
+        "while not Path(sys.argv[2], 'pid').exists(): time.sleep(0.05)\n"
+    )
+    arguments = [str(tmp_path / "child.py"), str(tmp_path), kind]
+    assert started(script(tmp_path, code, *arguments), 1).wait(30) == 0
     assert has_ended(written_pid(tmp_path))
 
 

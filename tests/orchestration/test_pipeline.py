@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.orchestration import commands
+from chunk_grpo.orchestration import pipeline
 from chunk_grpo.orchestration.commands import Commands, CommandStoppedError
 from chunk_grpo.orchestration.outcomes import RemoteError, StageFailed
 from chunk_grpo.orchestration.pipeline import Pipeline, locked_stages
@@ -311,8 +311,8 @@ def test_ending_leaves_no_process(
     trainable: Path, how: str, deaf: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exception in here, as Prefect raises on SIGTERM, or `stop` from another thread: not even a deaf one stays."""
-    monkeypatch.setattr(commands, "stop_seconds", lambda: 1.0)
-    monkeypatch.setattr(commands, "STOP_MARGIN", 0.0)
+    monkeypatch.setattr(pipeline, "stop_seconds", lambda: 1.0)
+    monkeypatch.setattr(pipeline, "STOP_MARGIN", 0.0)
     set_variant(trainable, "a", eta=1.0)
     if deaf:
         work = trainable / "stages/work.py"
