@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -19,13 +18,10 @@ from chunk_grpo.artifacts.publishing import publish
 from chunk_grpo.artifacts.run_record import RunFacts
 from chunk_grpo.artifacts.storage import join
 from chunk_grpo.errors import TransientError
-from chunk_grpo.orchestration.attempts import attempted, attempts_allowed
-from chunk_grpo.orchestration.clones import locked
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.outcomes import RemoteError, StageOutcome
 from chunk_grpo.orchestration.pipeline import StageSpec
 from chunk_grpo.orchestration.progress import Progress
-from chunk_grpo.orchestration.stalls import watched
 from chunk_grpo.orchestration.workspace import Workspace
 from chunk_grpo.reporting.markdown import slug
 from flows._names import name_of_task
@@ -47,29 +43,19 @@ _RETRIES: dict[str, Any] = {"retries": 2, "retry_delay_seconds": 10, "retry_cond
 @task(task_run_name="restore", **_RETRIES, **_OPTIONS)
 def restore(workspace: Workspace, targets: Sequence[str] | None) -> dict[str, StageOutcome]:
     """Restore stages (None: all) and their dependencies from the DVC cache, and the missing ones from the remote."""
-    log = get_run_logger().info
-    with workspace.turn:
-        done = workspace.restore(targets, log)
-        if workspace.remote and any(spec.name not in done for spec in workspace.pipeline.stages(targets)):
-            pulled = workspace.restore(targets, log, pull=True)
-            done = {name: replace(outcome, outcome="pulled") for name, outcome in pulled.items()} | done
-        workspace.save()
-    return done
+    return workspace.restore(targets, get_run_logger().info)
 
 
 @task(task_run_name="push", **_RETRIES, **_OPTIONS)
 def push(workspace: Workspace) -> None:
     """Push outputs and run cache to the DVC remote for other machines."""
-    with workspace.turn:
-        workspace.push(get_run_logger().info)
+    workspace.push(get_run_logger().info)
 
 
 @task(task_run_name="fetch {stage}", **_RETRIES, **_OPTIONS)
 def fetch(workspace: Workspace, stage: str, outputs: Sequence[Mapping[str, Any]]) -> None:
     """Fetch the outputs that a stage made in another workspace, from the DVC cache or remote."""
-    with workspace.turn:
-        workspace.pipeline.adopt_outputs(stage, outputs, get_run_logger().info)
-        workspace.save()
+    workspace.adopt(stage, outputs, get_run_logger().info)
 
 
 def forget_recorded(workspace: Workspace) -> None:
@@ -122,28 +108,10 @@ def publish_comparison(text: str, run: str) -> None:
 
 
 def run_here(spec: StageSpec, workspace: Workspace, *, force: bool) -> StageOutcome:
-    """Run a stage in its workspace, with further attempts after exit code 75."""
-    log, stopping = get_run_logger().info, workspace.commands.stopping
-    paused = partial(workspace.pause, spec.name)
-    return attempted(
-        lambda: _run_once(spec, workspace, force=force), attempts_allowed(), stopping, log, paused
-    )
-
-
-def _run_once(spec: StageSpec, workspace: Workspace, *, force: bool) -> StageOutcome:
-    """Run a stage in its workspace. If another run on this machine is computing the same, wait for its result."""
-    log = get_run_logger().info
-    with workspace.turn:
-        lock = workspace.root / ".ckpt" / "locks" / workspace.pipeline.fingerprint(spec.name)
-        with locked(lock, stopping=workspace.commands.stopping) as first:
-            known = {} if first or force else workspace.pipeline.restore([spec.name], log)
-            if spec.name in known:
-                return known[spec.name]
-            warn = get_run_logger().warning
-            with live(workspace, spec.name), watched(spec.name, workspace.root, workspace.commands, warn):
-                outcome = workspace.pipeline.run(spec.name, log, force=force)
-            workspace.save()
-            return outcome
+    """Run a stage in its workspace; the UI shows the curve of a training."""
+    logger = get_run_logger()
+    with live(workspace, spec.name):
+        return workspace.run(spec.name, logger.info, logger.warning, force=force)
 
 
 def run_stages(

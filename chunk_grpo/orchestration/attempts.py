@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 from chunk_grpo.environment import STAGE_ATTEMPTS
-from chunk_grpo.errors import ConfigError
+from chunk_grpo.errors import ConfigError, TransientError
 from chunk_grpo.orchestration.commands import Log
 from chunk_grpo.orchestration.outcomes import StageFailed
 
 Value = TypeVar("Value")
 
-TRY_AGAIN = 75
+TRY_AGAIN = TransientError.exit_code
 """Exit code of a stage that may succeed at another attempt: a server away, a training stopped at a checkpoint."""
 
 _ATTEMPTS = 3

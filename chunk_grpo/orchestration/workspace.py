@@ -10,9 +10,9 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,16 @@ from chunk_grpo.artifacts.run_record import RECORD, published_text, read_record
 from chunk_grpo.artifacts.storage import join, sizes_below
 from chunk_grpo.config import parse_params, read_raw_params
 from chunk_grpo.git import save_experiment
+from chunk_grpo.orchestration.attempts import attempted, attempts_allowed
 from chunk_grpo.orchestration.cache import cache_in_use, cache_of, forget_unfinished
-from chunk_grpo.orchestration.clones import clone_in_use
+from chunk_grpo.orchestration.clones import clone_in_use, locked
 from chunk_grpo.orchestration.commands import Commands, Log
 from chunk_grpo.orchestration.dvc_internals import Config, Repo, dump_yaml, parse_yaml
 from chunk_grpo.orchestration.dvc_state import keep_own_state
 from chunk_grpo.orchestration.outcomes import StageOutcome
 from chunk_grpo.orchestration.pipeline import Pipeline, locked_stages
 from chunk_grpo.orchestration.presets import Override, composed, edits, overridden, preset_names
+from chunk_grpo.orchestration.stalls import watched
 
 KEPT_CLONES = 10
 LATEST_SECTIONS = ("scorers", "executors", "pools", "report")
@@ -134,7 +136,7 @@ class Workspace:
         return source + changes + (f", variants {', '.join(spec.variants)}" if spec.variants else "")
 
     @contextmanager
-    def pause(self, stage: str) -> Iterator[None]:
+    def _pause(self, stage: str) -> Iterator[None]:
         """Count a stage as paused inside the context."""
         self.paused.add(stage)
         try:
@@ -142,13 +144,53 @@ class Workspace:
         finally:
             self.paused.discard(stage)
 
-    def restore(
-        self, targets: Collection[str] | None, log: Log, *, pull: bool = False
-    ) -> dict[str, StageOutcome]:
-        """As `Pipeline.restore`, beginning with the results of the preset's last finished run on this machine."""
+    def restore(self, targets: Collection[str] | None, log: Log) -> dict[str, StageOutcome]:
+        """Restore stages (None: all) and their dependencies from the DVC cache, and the missing ones from the remote.
+
+        It begins with the results of the preset's last finished run on this machine.
+        """
         # A re-evaluation has a dvc.lock of its own, with the models.
-        earlier = {} if pull or self.spec.models is not None else locked_stages(self._last_lock)
-        return self.pipeline.restore(targets, log, pull=pull, earlier=earlier)
+        earlier = {} if self.spec.models is not None else locked_stages(self._last_lock)
+        with self.turn:
+            done = self.pipeline.restore(targets, log, earlier=earlier)
+            if self.remote and any(spec.name not in done for spec in self.pipeline.stages(targets)):
+                pulled = self.pipeline.restore(targets, log, pull=True)
+                done = {name: replace(outcome, outcome="pulled") for name, outcome in pulled.items()} | done
+            self.save()
+        return done
+
+    def run(self, stage: str, log: Log, warn: Log, *, force: bool = False) -> StageOutcome:
+        """Run a stage whose inputs are there, with further attempts after exit code 75.
+
+        `log` receives its lines, `warn` what is said of a stalled training. Between attempts the workspace is left to
+        other stages.
+        """
+        return attempted(
+            lambda: self._run_once(stage, log, warn, force=force),
+            attempts_allowed(),
+            self.commands.stopping,
+            log,
+            lambda: self._pause(stage),
+        )
+
+    def _run_once(self, stage: str, log: Log, warn: Log, *, force: bool) -> StageOutcome:
+        """Run a stage. If another run on this machine is computing the same, wait for its result."""
+        with self.turn:
+            lock = self.root / ".ckpt" / "locks" / self.pipeline.fingerprint(stage)
+            with locked(lock, stopping=self.commands.stopping) as first:
+                known = {} if first or force else self.pipeline.restore([stage], log)
+                if stage in known:
+                    return known[stage]
+                with watched(stage, self.root, self.commands, warn):
+                    outcome = self.pipeline.run(stage, log, force=force)
+                self.save()
+                return outcome
+
+    def adopt(self, stage: str, outputs: Sequence[Mapping[str, Any]], log: Log) -> None:
+        """Fetch the outputs that a stage made in another workspace, from the DVC cache or remote."""
+        with self.turn:
+            self.pipeline.adopt_outputs(stage, outputs, log)
+            self.save()
 
     def remember(self) -> None:
         """Keep dvc.lock for the next run of the preset."""
@@ -167,11 +209,12 @@ class Workspace:
 
     def push(self, log: Log) -> None:
         """Push outputs and run cache if dvc.lock has changed; RemoteError as `Pipeline.push`."""
-        lock = self.root / "dvc.lock"
-        state = lock.read_bytes() if lock.exists() else b""
-        if state != self.pushed:
-            self.pipeline.push(log)
-            self.pushed = state
+        with self.turn:
+            lock = self.root / "dvc.lock"
+            state = lock.read_bytes() if lock.exists() else b""
+            if state != self.pushed:
+                self.pipeline.push(log)
+                self.pushed = state
 
 
 @contextmanager
