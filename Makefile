@@ -29,7 +29,7 @@ help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
 
 run: $(STAMP) ## run the pipeline of params.yaml and print its answer
-	@exec $(BIN)/python -I -S chunk_grpo/orchestration/guard.py $$PPID become $(BIN)/chunk-grpo run
+	@exec $(BIN)/python -I -S chunk_grpo/guard.py $$PPID become $(BIN)/chunk-grpo run
 
 params: $(STAMP) ## write params.yaml from conf/ (PRESET=tiny, smoke, methods, …; VARIANTS=paper, …; FORCE=1 overwrites edits)
 	$(BIN)/chunk-grpo params compose $(PRESET) $(if $(VARIANTS),--variants $(VARIANTS)) $(if $(FORCE),--force)

@@ -1,18 +1,16 @@
 """Early end of a stage's processes: on a signal, and when the parent process ends.
 
-Imports only the standard library, so that `begin` takes effect milliseconds after the process starts, long before torch
-is imported.
+Imports only the standard library, and modules that do, so that `begin` takes effect milliseconds after the process
+starts, long before torch is imported.
 """
 
 from __future__ import annotations
 
 import atexit
-import ctypes
 import gc
 import os
 import select
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -20,6 +18,7 @@ from typing import Any, Literal, NoReturn
 
 from chunk_grpo import environment
 from chunk_grpo.errors import ConfigError, Stopped
+from chunk_grpo.guard import ask_for_signal_at_parents_end
 
 STOP_SECONDS = 600
 """Default seconds from a stop request to SIGKILL, for a training to save its checkpoint. Other stages end at once."""
@@ -28,7 +27,6 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Sent by Ctrl-C, by a scheduler, and by a closing terminal."""
 
 _STDERR = 2
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def stop_seconds() -> float:
@@ -123,7 +121,7 @@ STOP = StopSignal()
 def begin() -> None:
     """Install the stop handlers, and end with the parent process. Every stage process calls this first."""
     STOP.listen()
-    _tell_kernel_to_end_with_parent()
+    ask_for_signal_at_parents_end()
     if _parent_has_ended():
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -139,18 +137,8 @@ def mute_lost_outputs() -> None:
             os.close(nowhere)
 
 
-def _tell_kernel_to_end_with_parent() -> None:
-    """On Linux, request SIGTERM when the parent process ends for any reason."""
-    if sys.platform != "linux":
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"prctl(PR_SET_PDEATHSIG): {os.strerror(code)}")
-
-
 def _parent_has_ended() -> bool:
-    """Whether the parent process ended before `_tell_kernel_to_end_with_parent`.
+    """Whether the parent process ended before `ask_for_signal_at_parents_end`.
 
     An orphan is adopted by process 1 or another ancestor. The launcher passes its process id in `environment.PARENT`.
     DVC does not, but it starts a stage in its own process group, and the adopting process is in another one.

@@ -13,8 +13,8 @@ from prefect.settings import PREFECT_HOME
 from chunk_grpo import environment
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.git import WORKING_TREE, commit_of_working_tree, resolved, uncommitted
+from chunk_grpo.guard import die_with_parent
 from chunk_grpo.orchestration.commands import Commands, Log
-from chunk_grpo.orchestration.guard import die_with_parent
 from chunk_grpo.orchestration.workspace import RunSpec, Workspace, make_workspace
 from chunk_grpo.reporting.markdown import slug
 

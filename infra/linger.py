@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from chunk_grpo.orchestration.guard import adopt_orphans
+from chunk_grpo.guard import adopt_orphans
 from chunk_grpo.stopping import stop_seconds
 
 MARGIN = 20.0

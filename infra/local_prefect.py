@@ -31,9 +31,9 @@ from prefect.states import Cancelled, Cancelling
 from pydantic import SecretStr
 
 from chunk_grpo.environment import PUBLISH, REPORTS_URL
+from chunk_grpo.guard import exec_with_parent_death_signal
 from chunk_grpo.orchestration.clones import locked
 from chunk_grpo.orchestration.dvc_state import keep_own_state
-from chunk_grpo.orchestration.guard import exec_with_parent_death_signal
 from chunk_grpo.orchestration.served import OUR_STRING, PORT
 from chunk_grpo.stopping import stop_seconds
 from infra import worker

@@ -69,7 +69,7 @@ child.wait()
 
 ADOPTING = """
 import os, subprocess, sys, time
-from chunk_grpo.orchestration import guard
+from chunk_grpo import guard
 guard.adopt_orphans()
 dvc = subprocess.Popen([sys.executable, *sys.argv[1:]], start_new_session=True, stdout=subprocess.PIPE)
 child = int(dvc.stdout.readline())

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from chunk_grpo.errors import ConfigError
+from chunk_grpo.guard import exec_with_parent_death_signal, supervised
 from chunk_grpo.orchestration.commands import Commands, Log
 from chunk_grpo.orchestration.dvc_internals import (
     PipelineStage,
@@ -29,7 +30,6 @@ from chunk_grpo.orchestration.dvc_internals import (
     plan_repro,
     to_single_stage_lockfile,
 )
-from chunk_grpo.orchestration.guard import exec_with_parent_death_signal, supervised
 from chunk_grpo.orchestration.outcomes import DvcLog, StageFailed, StageOutcome
 from chunk_grpo.stopping import stop_seconds
 

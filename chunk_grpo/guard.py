@@ -55,9 +55,14 @@ def die_with_parent(parent: int) -> None:
 
     `parent` is its process id, as the parent passed it. The effect ends with the calling thread.
     """
-    _tell_kernel(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    ask_for_signal_at_parents_end()
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def ask_for_signal_at_parents_end() -> None:
+    """On Linux, ask the kernel for SIGTERM when the parent process ends for any reason."""
+    _tell_kernel(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def adopt_orphans() -> None:

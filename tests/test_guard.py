@@ -1,4 +1,4 @@
-"""chunk_grpo/orchestration/guard.py: no process of a script outlives whoever asked for it."""
+"""chunk_grpo/guard.py: no process of a script outlives whoever asked for it."""
 
 import signal
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from chunk_grpo.orchestration.guard import supervised
+from chunk_grpo.guard import supervised
 from tests.waiting import has_ended, wait_for
 
 CHILD = """
@@ -96,7 +96,7 @@ def test_process_ignoring_sigterm_is_killed_after_timeout(tmp_path: Path) -> Non
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal")
 def test_killing_the_parent_leaves_no_process(tmp_path: Path) -> None:
     code = (
-        "import subprocess, sys; from chunk_grpo.orchestration.guard import supervised\n"
+        "import subprocess, sys; from chunk_grpo.guard import supervised\n"
         "process = subprocess.Popen(supervised(sys.argv[1:], 5), start_new_session=True)\n"
         "print(process.pid, flush=True); process.wait()"
     )
@@ -132,7 +132,7 @@ def test_remaining_children_of_script_are_ended(tmp_path: Path, kind: str) -> No
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_process_can_ask_to_end_with_its_parent(gone: bool) -> None:
     child = (
-        "import os, sys, time; from chunk_grpo.orchestration.guard import die_with_parent\n"
+        "import os, sys, time; from chunk_grpo.guard import die_with_parent\n"
         f"die_with_parent(os.getppid() {'+ 1' if gone else ''}); print(os.getpid(), flush=True); time.sleep(60)"
     )
     code = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {child!r}]).returncode)"
