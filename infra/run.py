@@ -26,9 +26,9 @@ from typing import Any
 import psutil
 
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, Stopped
-from chunk_grpo.orchestration.commands import STOP_MARGIN
 from chunk_grpo.guard import adopt_orphans, exec_with_parent_death_signal
 from chunk_grpo.orchestration.outcomes import StageFailed
+from chunk_grpo.orchestration.pipeline import STOP_MARGIN
 from chunk_grpo.stopping import stop_seconds
 from infra import params
 

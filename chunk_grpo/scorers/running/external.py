@@ -137,7 +137,7 @@ class External:
 
     def _raised(self, error: Exception, batch: ScoreBatch) -> DataError:
         """The error that names this scorer; the log gets the calls from the user's code on."""
-        calls = traceback.extract_tb(error.__traceback__)
+        calls = [*traceback.extract_tb(error.__traceback__)]
         own = [number for number, call in enumerate(calls) if call.filename == __file__]
         calls = calls[own[-1] + 1 :] if own else calls
         place = ""
