@@ -77,6 +77,7 @@ def main(arguments: Sequence[str]) -> None:
     if arguments[1] == _BECOME:
         os.execvp(command[0], command)
     adopt_orphans()  # so that no process of the group gets a parent outside of it
+    _others()  # imports psutil now: a signal might interrupt its import
     others = _Others(float(arguments[1]))
     signal.signal(signal.SIGTERM, others.stop)
     sys.argv = command
