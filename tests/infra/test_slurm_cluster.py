@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoints import newest
 from tests.conftest import ROOT, VARIANT, Workspace
 from tests.stages.started import STAGE
 from tests.waiting import wait_for
 
 NODES = ("n1", "n2", "n3", "n4")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel")
+GOING_ON = ("PENDING", "CONFIGURING", "RUNNING", "SIGNALING", "COMPLETING", "REQUEUED")
 MISSING = [name for name in PROGRAMS if shutil.which(name) is None]
 
 pytestmark = [
@@ -97,8 +99,7 @@ class Cluster:
 
         def state() -> str:
             found = self.shown(work, job, "JobState")
-            is_going_on = found in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED")
-            return "" if is_going_on else found
+            return "" if found in GOING_ON else found
 
         return wait_for(state, seconds, f"end of job {job}"), (work / "job.out").read_text()
 
@@ -247,7 +248,7 @@ def test_a_training_on_two_nodes_goes_on_after_the_time_limit_to_the_same_bytes(
     shutil.copytree(checkout / "bin", workspace.root / "bin")
     module, options = workspace.options("train")
     job = cluster.submit(workspace.root, 2, "python", "-m", module, *options)
-    wait_for(lambda: any((workspace.root / ".ckpt").glob("*/iteration-*.pt")), 400, "a checkpoint")
+    wait_for(lambda: newest(workspace.root) > 0, 400, "a checkpoint")
     cluster.run(workspace.root, "scancel", "--signal=USR1", "--batch", job)
     state, output = cluster.ended(workspace.root, job, 600)
     assert state == "COMPLETED", output
