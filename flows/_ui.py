@@ -17,6 +17,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from chunk_grpo.artifacts.layout import Layout
@@ -30,6 +31,8 @@ from chunk_grpo.reporting.markdown import Section, report, slug
 from flows._workspace import REPOSITORY
 
 _LIVE_SECONDS = 20.0
+_PUBLISHED: dict[tuple[str, str], UUID] = {}
+"""Artifacts of this process by run and key."""
 
 
 def stage_state(outcome: StageOutcome) -> State[StageOutcome]:
@@ -49,10 +52,12 @@ def _only_shown() -> Iterator[None]:
 
 @_only_shown()
 def show(workspace: Workspace, sections: Sequence[Section]) -> None:
-    """Publish each section as an artifact; its first line says which settings and commit it belongs to."""
+    """Publish each section as an artifact; its first line says which settings and commit it belongs to.
+
+    A section that the run has published before is updated in place: one of many policies is published after each.
+    """
     for each in sections:
-        text = _with_settings(each.markdown, workspace)
-        create_markdown_artifact(text, key=_key(each, workspace.label), description=each.title)
+        _publish(each, workspace)
 
 
 @_only_shown()
@@ -111,27 +116,32 @@ def live(workspace: Workspace, stage: str) -> AbstractContextManager[None]:
     """Show the reward curve of a running training stage as one artifact, updated in place."""
     kind, _, item = stage.partition("@")
     variant, _, seed = item.rpartition("-")
-    artifact: UUID | None = None
     shown = ""
 
     @_only_shown()
     def follow() -> None:
         from flows._live import live_curves  # here: importing matplotlib takes seconds
 
-        nonlocal artifact, shown
+        nonlocal shown
         curves = live_curves(workspace.root, variant, seed)
         if curves is None or curves.markdown == shown:
             return
-        text = _with_settings(curves.markdown, workspace)
-        if artifact is None:
-            key = _key(curves, workspace.label)
-            artifact = cast("UUID", create_markdown_artifact(text, key=key, description=curves.title))
-        else:
-            with get_client(sync_client=True) as client:
-                client.update_artifact(artifact, ArtifactUpdate(data=text))
+        _publish(curves, workspace)
         shown = curves.markdown
 
     return repeating(follow, _LIVE_SECONDS) if kind == "train" else nullcontext()
+
+
+def _publish(section: Section, workspace: Workspace) -> None:
+    """Publish a section, in place of what this run published under its key."""
+    key, text = _key(section, workspace.label), _with_settings(section.markdown, workspace)
+    run = str(flow_run.id)
+    if (artifact := _PUBLISHED.get((run, key))) is None:
+        made = create_markdown_artifact(text, key=key, description=section.title)
+        _PUBLISHED[run, key] = cast("UUID", made)
+        return
+    with get_client(sync_client=True) as client:
+        client.update_artifact(artifact, ArtifactUpdate(data=text))
 
 
 def _page(published: str | None) -> str | None:

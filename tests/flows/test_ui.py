@@ -1,13 +1,17 @@
 """flows/_ui.py: what is published of a run, without a server."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from uuid import UUID, uuid4
 
 import pytest
+from prefect.client.schemas.actions import ArtifactUpdate
 
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.outcomes import StageOutcome
 from chunk_grpo.orchestration.progress import Progress
 from chunk_grpo.orchestration.workspace import RunSpec, Workspace
+from chunk_grpo.reporting.markdown import Section
 from flows import _ui
 from tests.reporting.conftest import SCORERS, VARIANTS, write_run
 
@@ -47,6 +51,29 @@ def test_sections_are_published_after_their_stages(workspace: Workspace, publish
     scored = [f"score@{variant}-{scorer}" for variant in VARIANTS for scorer in SCORERS]
     assert after(*scored) == {"answer-tiny-lr-1", "scores-tiny-lr-1"}
     assert "## Does it help? " in published["answer-tiny-lr-1"]
+
+
+def test_a_section_that_is_published_again_is_updated(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact, texts = uuid4(), list[str]()
+
+    class Client:
+        def update_artifact(self, updated: UUID, change: ArtifactUpdate) -> None:
+            assert updated == artifact
+            texts.append(str(change.data))
+
+    def create(text: str, key: str, description: str) -> UUID:
+        texts.append(f"{key} {text}")
+        return artifact
+
+    monkeypatch.setattr(_ui, "create_markdown_artifact", create)
+    monkeypatch.setattr(_ui, "get_client", lambda **_: nullcontext(Client()))
+    monkeypatch.setattr(_ui, "_PUBLISHED", {})
+    _ui.show(workspace, [Section("images", "Images", "Of one policy.")])
+    _ui.show(workspace, [Section("images", "Images", "Of two policies.")])
+    before = "Preset tiny, with `report.title=Ours`, commit `cccccccccccc`.\n\n"
+    assert texts == [f"images-tiny-lr-1 {before}Of one policy.", f"{before}Of two policies."]
 
 
 def test_the_report_and_the_comparison_link_to_the_page(
