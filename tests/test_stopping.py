@@ -155,19 +155,18 @@ def test_stage_orphaned_during_startup_ends(folder: Path) -> None:
 
 
 @linux
-def test_dvc_ends_with_make(folder: Path) -> None:
+def test_a_run_ends_with_make(folder: Path) -> None:
     (folder / "bin").mkdir()
-    (folder / "bin" / "python").write_text(f'#!/bin/sh\n[ "$1" = -m ] && exit\nexec {sys.executable} "$@"\n')
-    (folder / "bin" / "python").chmod(0o755)  # params.yaml, which make has checked first, is not here
-    dvc = folder / "bin" / "dvc"
-    dvc.write_text("#!/bin/sh\necho $$ > pid.new\nmv pid.new pid\nexec sleep 60\n")
-    dvc.chmod(0o755)
-    command = ["make", "-f", str(ROOT / "Makefile"), "-o", ".venv/.installed", f"BIN={dvc.parent}", "run"]
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    run = folder / "bin" / "chunk-grpo"
+    run.write_text("#!/bin/sh\necho $$ > pid.new\nmv pid.new pid\nexec sleep 60\n")
+    run.chmod(0o755)
+    command = ["make", "-f", str(ROOT / "Makefile"), "-o", ".venv/.installed", f"BIN={run.parent}", "run"]
     (folder / "chunk_grpo").symlink_to(ROOT / "chunk_grpo")
     with subprocess.Popen(command, cwd=folder) as make:
-        wait_for((folder / "pid").exists, 30, "dvc")
+        wait_for((folder / "pid").exists, 30, "the run")
         make.kill()
-    wait_for(lambda: has_ended(int((folder / "pid").read_text())), 30, "the end of dvc")
+    wait_for(lambda: has_ended(int((folder / "pid").read_text())), 30, "the end of the run")
 
 
 def test_the_second_ctrl_c_ends_a_training_that_saves_at_once(folder: Path) -> None:
