@@ -169,7 +169,7 @@ def signed(value: float, digits: int = 3) -> str:
 def interval_text(interval: Interval, digits: int = 3) -> str:
     """Format the two ends of an interval, or the reason why it has none or no width.
 
-    An end that would round to zero gets up to `EXTRA_DIGITS` more digits, so that the text shows its side of zero.
+    The ends get up to `EXTRA_DIGITS` more digits until they differ and show their side of zero.
     """
     if interval.verdict == "unknown":
         return "no interval: too few prompts"
@@ -185,9 +185,18 @@ def difference_text(interval: Interval, digits: int = 3) -> str:
 
 
 def digits_of(low: float, high: float, digits: int = 3) -> int:
-    """Digits with which no end of an interval other than 0 rounds to 0; `digits` if too many were needed."""
-    wanted = range(digits, digits + EXTRA_DIGITS + 1)
-    return next((d for d in wanted if all(end == 0 or round(end, d) != 0 for end in (low, high))), digits)
+    """Digits for an interval and its mean: the ends differ, and one other than 0 does not round to 0.
+
+    At least `digits`; not more if `EXTRA_DIGITS` are too few.
+    """
+
+    def are_apart(places: int) -> bool:
+        ends = [round(end, places) for end in (low, high)]
+        return (ends[0] != ends[1] or low == high) and all(
+            end == 0 or shown != 0 for end, shown in zip((low, high), ends, strict=True)
+        )
+
+    return next(filter(are_apart, range(digits, digits + EXTRA_DIGITS + 1)), digits)
 
 
 def prompts_text(interval: Interval) -> str:

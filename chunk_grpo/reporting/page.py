@@ -19,6 +19,7 @@ from chunk_grpo.reporting.comparisons import FROM_BASE, NO_BREAK, prompts_text, 
 from chunk_grpo.reporting.content import REWARD_METRICS, SECTIONS, Content, Curves
 from chunk_grpo.reporting.evidence import BASE, REWARD, Drawn, Evidence, ReportSettings
 from chunk_grpo.reporting.figures import Draw
+from chunk_grpo.reporting.flips import Flips
 from chunk_grpo.reporting.gallery import VISIBLE, grid_png
 from chunk_grpo.reporting.markdown import escaped
 from chunk_grpo.reporting.reward_hacking import watched
@@ -251,12 +252,17 @@ def _json(content: Mapping[str, object]) -> str:
 
 
 def summary(content: Content) -> dict[str, object]:
-    """Nested numbers for programs: base means, then policy, mode, measure."""
+    """For programs: the answer, base means, then policy, mode, measure."""
     reach = content.comparisons[0].difference
     found: dict[str, object] = {
         "prompts": reach.num_prompts,
         "captions": reach.num_captions,
         "train_seeds": reach.num_seeds,
+        "answer": {
+            "text": content.answer,
+            "measure": content.settings.label(REWARD),
+            "flips": _flips(content.flips),
+        },
         "base": {_key(m): _rounded(interval.mean) for m, interval in content.base.items()},
     }
     for variant in content.settings.compared:
@@ -272,6 +278,18 @@ def summary(content: Content) -> dict[str, object]:
                 modes[one[1]][key] = _interval(table.overall[one])
         found[variant] = modes
     return found
+
+
+def _flips(flips: Flips | None) -> dict[str, object] | None:
+    if flips is None:
+        return None
+    return {
+        "scorer": flips.scorer,
+        "variant": flips.variant,
+        "prompts": flips.total,
+        "became_right": flips.won,
+        "became_wrong": flips.lost,
+    }
 
 
 def plot_files(content: Content) -> dict[str, str]:

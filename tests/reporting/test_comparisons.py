@@ -243,13 +243,16 @@ def test_numbers_have_a_minus_sign_and_no_negative_zero() -> None:
         (0.1, 0.2, "+0.100 to +0.200"),
         (0.0003, 0.036, "+0.0003 to +0.0360"),
         (-0.2, -0.00004, "−0.20000 to −0.00004"),
+        (0.0008, 0.0011, "+0.0008 to +0.0011"),
+        (0.1234, 0.1236, "+0.123 to +0.124"),
+        (0.1232, 0.1234, "+0.1232 to +0.1234"),
         (-1e-9, 0.5, "0.000 to +0.500"),
         (0.0, 0.5, "0.000 to +0.500"),
         (0.25, 0.25, "the same on every prompt"),
         (math.nan, math.nan, "no interval: too few prompts"),
     ],
 )
-def test_an_interval_shows_its_side_of_zero(low: float, high: float, text: str) -> None:
+def test_the_ends_of_an_interval_differ_and_show_their_side_of_zero(low: float, high: float, text: str) -> None:
     assert interval_text(interval(low, high)).replace("\xa0", " ") == text
 
 

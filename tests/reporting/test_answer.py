@@ -1,0 +1,69 @@
+"""The lines that end a run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunk_grpo.errors import DataError
+from chunk_grpo.reporting.answer import answer_lines
+
+SUMMARY: dict[str, Any] = {
+    "prompts": 144,
+    "captions": 140,
+    "train_seeds": 3,
+    "answer": {
+        "text": "Yes: the reward exact rises.",
+        "measure": "reward exact",
+        "flips": {"scorer": "exact", "variant": "ws", "prompts": 144, "became_right": 31, "became_wrong": 20},
+    },
+    "base": {"training_reward": 0.552083, "exact": 0.552083},
+    "ws": {
+        "tuned": {
+            "training_reward": {"mean": 0.621528, "difference": 0.069444, "low": 0.0138, "high": 0.1251}
+        },
+        "hybrid": {
+            "training_reward": {"mean": 0.55246, "difference": 0.00038, "low": 0.0003, "high": 0.00046}
+        },
+    },
+}
+
+
+def test_base_tuned_and_hybrid_with_their_intervals() -> None:
+    assert answer_lines(SUMMARY) == [
+        "Does it help? Yes: the reward exact rises.",
+        "reward exact, 144 held-out prompts, 3 training seeds, difference from the base with its 95 % interval:",
+        "  base        0.552",
+        "  ws, tuned   0.622  +0.069 (+0.014 to +0.125)",
+        "  ws, hybrid  0.552  +0.0004 (+0.0003 to +0.0005)",
+        "exact, first image of each of 144 prompts, ws tuned: 31 became right, 20 became wrong",
+    ]
+
+
+def test_few_prompts_have_no_interval_and_graded_scores_no_flips() -> None:
+    tuned = {"training_reward": {"mean": 0.6, "difference": 0.1, "low": None, "high": None}}
+    answer = SUMMARY["answer"] | {"flips": None}
+    lines = answer_lines(SUMMARY | {"train_seeds": 1, "answer": answer, "ws": {"tuned": tuned}})
+    assert "1 training seed," in lines[1]
+    assert lines[-1] == "  ws, tuned  0.600  +0.100 (no interval: too few prompts)"
+
+
+def test_of_many_policies_the_first_have_a_line() -> None:
+    lines = answer_lines(SUMMARY | {f"v{number}": SUMMARY["ws"] for number in range(7)})
+    assert len([line for line in lines if "tuned " in line]) == 6
+    assert "  and 2 more in the report" in lines
+
+
+def test_the_lines_are_read_from_the_report(finished_summary: Path, tmp_path: Path) -> None:
+    lines = answer_lines(finished_summary)
+    found = json.loads(finished_summary.read_text())
+    assert lines[0] == f"Does it help? {found['answer']['text']}"
+    assert [line.split()[0] for line in lines[2:5]] == ["base", "dance,", "dance,"]
+    with pytest.raises(DataError, match="summary"):
+        answer_lines(tmp_path / "summary.json")
+
+
+@pytest.fixture(scope="module")
+def finished_summary(finished: Any) -> Path:
+    return Path(finished.root) / "report" / "summary.json"
