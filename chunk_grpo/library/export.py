@@ -20,7 +20,7 @@ from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.weights.policy import comfyui_lora, merged
 from chunk_grpo.library.model import Model
 from chunk_grpo.library.training import Policy, TrainingRecord
-from chunk_grpo.reporting.comparisons import difference_text, digits_of, interval_text
+from chunk_grpo.reporting.comparisons import SEEN, difference_text, digits_of, interval_text
 from chunk_grpo.reporting.inputs import title_of
 from chunk_grpo.reporting.markdown import escaped
 from chunk_grpo.reporting.statistics import Interval
@@ -211,7 +211,8 @@ def _report(params: Params, checkout: Path, variant: str) -> _Measured:
     text = (
         f"On {summary['prompts']} held-out prompts, over {summary['train_seeds']} training seeds; difference from the\n"
         "base model on the same prompts and noise, with 95 % intervals. Hybrid: the base model takes the last\n"
-        f"{generate.base_steps} of {generate.num_steps} steps."
+        f"{generate.base_steps} of {generate.num_steps} steps. Too small to see: less than {SEEN:g} of the standard\n"
+        "deviation of the score over the base's images."
     )
     return _Measured(text, list(base), rows)
 
@@ -222,7 +223,8 @@ def _cell(found: Mapping[str, Any]) -> str:
         return f"{found['mean']:.3f}"
     digits = digits_of(found["low"], found["high"])
     difference, low, high = (f"{found[name]:+.{digits}f}" for name in ("difference", "low", "high"))
-    return f"{found['mean']:.3f}, {difference} ({low} to {high})"
+    is_small = found["size"] is not None and abs(found["size"]) < SEEN and found["low"] * found["high"] > 0
+    return f"{found['mean']:.3f}, {difference} ({low} to {high}){', too small to see' if is_small else ''}"
 
 
 def _commit(checkout: Path, variant: str, seed: int) -> str:

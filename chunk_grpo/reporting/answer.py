@@ -43,8 +43,9 @@ def _texts(found: Mapping[str, float | None]) -> tuple[str, str]:
     mean, difference, low, high = (found[key] for key in ("mean", "difference", "low", "high"))
     if low is None or high is None:
         return f"{mean:.3f}", f"{difference:+.3f} (no interval: too few prompts)"
-    digits = digits_of(low, high)
-    return f"{mean:.3f}", f"{difference:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
+    digits, size = digits_of(low, high), found["size"]
+    of_spread = "" if size is None else f", {abs(size):.2f} of the base's spread"
+    return f"{mean:.3f}", f"{difference:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f}){of_spread}"
 
 
 def _flips(found: Mapping[str, Any] | None) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from chunk_grpo.artifacts.schemas import SCORER_KEY
-from chunk_grpo.reporting.comparisons import Comparisons
+from chunk_grpo.reporting.comparisons import Comparisons, are_balanced
 from chunk_grpo.reporting.evidence import (
     BASE,
     Evidence,
@@ -153,6 +153,14 @@ def _note(kind: Overall, categories: Sequence[str], is_overall: bool) -> str:
         return "Overall: mean of all prompts, which equals WISE’s weighted mean of the categories"
     if kind == "prompts":
         return "Mean of these prompts only, not WISE’s Overall"
-    if set(categories) == set(GENEVAL_CATEGORIES):
-        return "Overall: unweighted mean of the six categories"
-    return "Overall: unweighted mean of the categories present, not GenEval’s six"
+    which = (
+        "six categories"
+        if set(categories) == set(GENEVAL_CATEGORIES)
+        else "categories present, not GenEval’s six"
+    )
+    mean = (
+        ", which is the mean of all prompts"
+        if are_balanced(categories)
+        else "; these differ in size, so it is not the mean of all prompts, which the answer is about"
+    )
+    return f"Overall: unweighted mean of the {which}{mean}"

@@ -1,9 +1,10 @@
-"""Comparisons of tuned policies with the base and with each other: numbers, and sentences about them."""
+"""Comparisons of tuned policies with the base and with each other, and the format of their numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -11,16 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.reporting.evidence import BASE, REWARD, ReportSettings, ScoreBook, ScoredPrompts
-from chunk_grpo.reporting.palette import MANY
-from chunk_grpo.reporting.statistics import LEVEL, MIN_SEEDS, Interval, crossed_interval, holm
+from chunk_grpo.reporting.evidence import BASE, ReportSettings, ScoreBook, ScoredPrompts
+from chunk_grpo.reporting.statistics import LEVEL, Interval, crossed_interval, holm
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 UNTRAINED = (-1,)
 """Training seeds of a policy that was not trained here."""
 FROM_BASE = "difference from the base model"
 EXTRA_DIGITS = 3
-_WORDS = {"above": "higher", "below": "lower", "none": "no difference shown", "unknown": "undecided"}
+SEEN = 0.1
+"""Smallest mean difference that is said to be seen, in standard deviations of the score over the base's images.
+
+Ours: half of the difference that Cohen calls small, 0.2 (Statistical Power Analysis for the Behavioral Sciences, 1988,
+section 2.2.3). At 0.1, of two images with normal scores, one of each model, the higher model's is the better in 53 of
+100 pairs, where luck gives 50.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,20 @@ class Comparison:
     """Paired difference, policy minus base."""
     per_seed: tuple[float, ...]
     """Mean difference of each training seed."""
+    spread: float
+    """Standard deviation of the measure over the base's images; 0 if they are all equal."""
+
+    @property
+    def size(self) -> float:
+        """The mean difference in spreads; infinite if the base's images are all equal and the policy's are not."""
+        mean = self.difference.mean
+        return mean / self.spread if self.spread else math.copysign(math.inf, mean) if mean else 0.0
+
+    @property
+    def verdict(self) -> str:
+        """The interval's verdict; "unseen" if it lies on one side of zero, and the difference is below `SEEN`."""
+        found = self.difference.verdict
+        return "unseen" if found in ("above", "below") and abs(self.size) < SEEN else found
 
 
 @dataclass(frozen=True)
@@ -106,6 +126,7 @@ class Comparisons:
             mean=float(values.mean()),
             difference=self._interval(measure, difference),
             per_seed=tuple(float(x) for x in difference.mean(axis=1)),
+            spread=self._book.spread(measure, self.prompts_of(measure).ids),
         )
 
     def by_category(
@@ -116,9 +137,13 @@ class Comparisons:
         return {category: float(values[:, of == category].mean()) for category in categories}
 
     def overall_against_base(self, variant: str, mode: str, measure: str) -> Interval:
-        """Difference from the base of the unweighted mean over categories (GenEval's overall)."""
+        """Difference from the base of the unweighted mean over categories (GenEval's overall).
+
+        With categories of equal size this is the mean over prompts, and has its interval.
+        """
+        categories = self.prompts_of(measure).categories
         difference = self._values(variant, mode, measure) - self._values(BASE, BASE, measure)
-        return self._interval(measure, difference, self.prompts_of(measure).categories)
+        return self._interval(measure, difference, None if are_balanced(categories) else categories)
 
     def between_policies(self, measure: str) -> list[PairComparison]:
         """Compare every pair of compared policies on one measure, tuned.
@@ -152,6 +177,11 @@ class Comparisons:
         self, measure: str, values: NDArray[np.float64], strata: Sequence[str] | None = None
     ) -> Interval:
         return crossed_interval(values, strata, self.prompts_of(measure).captions)
+
+
+def are_balanced(categories: Sequence[str]) -> bool:
+    """Whether all categories have as many prompts, so that their unweighted mean is the mean over prompts."""
+    return len(set(Counter(categories).values())) == 1
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -204,137 +234,3 @@ def prompts_text(interval: Interval) -> str:
     repeats = interval.num_captions < interval.num_prompts
     distinct = f" ({interval.num_captions} distinct captions)" if repeats else ""
     return f"{interval.num_prompts} held-out prompts{distinct}"
-
-
-def effects_text(found: Sequence[Comparison]) -> str:
-    """Describe differences from the base: variant by variant, or as a summary if there are many."""
-    intervals = [(c.variant, c.difference) for c in found]
-    if len(found) > MANY:
-        return _summed_up(intervals)
-    return "; ".join(
-        f"{name} {_WORDS[i.verdict]}, {difference_text(i)} ({interval_text(i)})" for name, i in intervals
-    )
-
-
-def verdicts_text(found: Sequence[Comparison]) -> str:
-    """Say for which variants a measure is higher or lower; with numbers if there is one variant or many."""
-    if len(found) == 1 or len(found) > MANY:
-        return effects_text(found)
-    groups: dict[str, list[str]] = {}
-    for c in found:
-        groups.setdefault(_WORDS[c.difference.verdict], []).append(c.variant)
-    return "; ".join(f"{word} for {_listed(names)}" for word, names in groups.items())
-
-
-def _summed_up(found: Sequence[tuple[str, Interval]]) -> str:
-    """Number of variants that are higher, lower or neither, with the smallest and the largest difference."""
-    parts = []
-    for verdict in ("above", "below", "none", "unknown"):
-        those = sorted(
-            ((name, i.mean) for name, i in found if i.verdict == verdict), key=lambda one: abs(one[1])
-        )
-        if not those:
-            continue
-        count = f"all {len(found)}" if len(those) == len(found) else f"{len(those)} of {len(found)}"
-        text = f"{_WORDS[verdict]} for {count}"
-        if verdict in ("above", "below"):
-            ends = [
-                f"{signed(mean)} ({name})"
-                for name, mean in (those if len(those) == 1 else those[:: len(those) - 1])
-            ]
-            text += f", by {' to '.join(ends)}"
-        parts.append(text)
-    return "; ".join(parts)
-
-
-def headline(
-    tuned: Sequence[Comparison], reward: str = REWARD, *, is_visible: bool = True
-) -> tuple[str, str]:
-    """Answer "Does it help?" from the intervals on the training reward: a short answer, and one sentence.
-
-    One training of a variant cannot tell its method from its luck, so that "Yes" and "No" need two. `is_visible` is
-    whether any of the shown images differs visibly from the base's.
-    """
-    reach = tuned[0].difference
-    seeds = f"{reach.num_seeds} training seed{'s' if reach.num_seeds > 1 else ''} per variant"
-    answer = _answer(tuned, reward)
-    if not is_visible and any(c.difference.verdict == "above" for c in tuned):
-        answer = f"{answer.removeprefix('Yes: ').removesuffix('.')}, too little to see in the images below."
-    return answer[0].upper() + answer[1:], (
-        f"{reward[0].upper()}{reward[1:]} on {prompts_text(reach)}, tuned against base, {seeds}; mean paired "
-        f"difference and 95 % interval: {effects_text(tuned)}."
-    )
-
-
-def _answer(tuned: Sequence[Comparison], reward: str) -> str:
-    raised = [c.variant for c in tuned if c.difference.verdict == "above"]
-    lowered = [c.variant for c in tuned if c.difference.verdict == "below"]
-    if all(c.difference.verdict == "unknown" for c in tuned):
-        return "Too few prompts to tell."
-    once = "in this one training" if len(tuned) == 1 else "in these trainings, one of each variant,"
-    is_once = tuned[0].difference.num_seeds == 1
-    if len(raised) == len(tuned):
-        return f"{once if is_once else 'Yes:'} the {reward} rises."
-    if len(lowered) == len(tuned):
-        return f"{once if is_once else 'No:'} the {reward} falls."
-    start = f"The {reward} rises for {_named(raised, tuned)}" if raised else "No improvement is shown"
-    falling = "it falls" if raised else f"the {reward} falls"
-    return f"{start}; {falling} for {_named(lowered, tuned)}." if lowered else f"{start}."
-
-
-def _named(names: Sequence[str], tuned: Sequence[Comparison]) -> str:
-    """The names, or their number if there are many variants."""
-    return f"{len(names)} of {len(tuned)} variants" if len(tuned) > MANY else _listed(names)
-
-
-def order_sentences(pairs: Mapping[str, Sequence[PairComparison]]) -> list[str]:
-    """Describe which policies differ, measure by measure, with the correction for all pairs.
-
-    With many policies, only the first is compared with the others. Its place does not depend on the scores; comparing
-    with the best variant would be biased, since it is selected by its scores.
-    """
-    short = [p for found in pairs.values() for p in found if p.lacks_seeds]
-    sentences = [_too_few_seeds(short[0].difference.num_seeds)] if short else []
-    tested = {m: [p for p in found if not p.lacks_seeds] for m, found in pairs.items()}
-    if not any(tested.values()):
-        return sentences
-    if max(map(len, pairs.values())) > len(list(combinations(range(MANY), 2))):
-        return sentences + [_order_of_many(measure, found) for measure, found in tested.items() if found]
-    quiet = []
-    for measure, found in tested.items():
-        shown = [p for p in found if p.is_shown]
-        if not shown:
-            quiet.append(measure)
-            continue
-        parts = [f"{p.ordered[0]} above {p.ordered[1]}" for p in shown]
-        rest = "" if len(shown) == len(found) else " For the other pairs no difference is shown."
-        sentences.append(f"Tuned, {measure}: {_listed(parts)}.{rest}")
-    if quiet:
-        sentences.append(f"Tuned, {_listed(quiet)}: no difference between them is shown.")
-    return sentences
-
-
-def _too_few_seeds(seeds: int) -> str:
-    return (
-        f"No two tuned variants are claimed to differ, because they have {seeds} training seed{'s' * (seeds > 1)}: "
-        f"below {MIN_SEEDS} the correction for all pairs does not hold. Of simulated reports with 3 seeds and six "
-        "equal variants one in four would have named a pair. The table of pairs has their intervals."
-    )
-
-
-def with_first(pairs: Sequence[PairComparison]) -> list[PairComparison]:
-    """The pairs that contain the first variant."""
-    return [p for p in pairs if p.second == pairs[0].second]
-
-
-def _order_of_many(measure: str, pairs: Sequence[PairComparison]) -> str:
-    against = [(p.first, p.difference) for p in with_first(pairs)]
-    apart = sum(p.is_shown for p in pairs)
-    return (
-        f"Tuned policies compared with {pairs[0].second}, the first one, {measure}: {_summed_up(against)}. "
-        f"Of all {len(pairs)} pairs, {apart} differ with the correction for all pairs."
-    )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

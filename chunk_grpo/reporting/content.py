@@ -17,13 +17,7 @@ from chunk_grpo.reporting.benchmarks import (
     scorers_table,
     split_tables,
 )
-from chunk_grpo.reporting.comparisons import (
-    Comparison,
-    Comparisons,
-    headline,
-    order_sentences,
-    verdicts_text,
-)
+from chunk_grpo.reporting.comparisons import Comparison, Comparisons
 from chunk_grpo.reporting.evidence import (
     BASE,
     REWARD,
@@ -38,6 +32,7 @@ from chunk_grpo.reporting.evidence import (
 from chunk_grpo.reporting.flips import flips_of
 from chunk_grpo.reporting.gallery import Grid
 from chunk_grpo.reporting.official_benchmarks import benchmarks_not_run
+from chunk_grpo.reporting.sentences import headline, order_sentences, verdicts_text
 from chunk_grpo.reporting.series import Curve
 from chunk_grpo.reporting.statistics import METHOD
 from chunk_grpo.reporting.tables import Table

@@ -286,6 +286,20 @@ class ScoreBook:
                     total[row, column] += weight * float(np.mean(drawn))
         return total
 
+    def spread(self, measure: str, prompt_ids: Sequence[str]) -> float:
+        """Standard deviation of a measure over the base's images that are compared; 0 of a single one."""
+        weights, (seed, *_) = self._weights(measure), self.train_seeds(BASE, BASE, measure)
+        images = [
+            (prompt_id, s)
+            for prompt_id, samples in self.samples(measure, prompt_ids).items()
+            for s in samples
+        ]
+        values = [
+            sum(w * self.one(BASE, BASE, scorer, seed, image) for scorer, w in weights.items())
+            for image in images
+        ]
+        return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
     def samples(self, measure: str, prompt_ids: Sequence[str]) -> dict[str, list[int]]:
         """The base's sample numbers by prompt, without refused samples; policies are compared on these."""
         weights = self._weights(measure)

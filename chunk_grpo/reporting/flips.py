@@ -6,17 +6,28 @@ training seed. Shown are prompts in a random order that depends on the report's 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from chunk_grpo.reporting.evidence import BASE, Drawn, Evidence, ReportSettings, ScoreBook, ScoredPrompts
-from chunk_grpo.reporting.gallery import GridRow, first_images, grid_rows
+from chunk_grpo.reporting.gallery import GridRow, Picture, first_images, grid_rows
 
 RIGHT, WRONG = 1.0, 0.0
 SHOWN = 4
 """Largest number of prompts shown on each side."""
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A prompt whose image became right or wrong."""
+
+    row: GridRow
+    """The prompt, and the images of base and tuned policy."""
+    reason: str
+    """The rule that the wrong one breaks, or the scores of both by all scorers."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +44,10 @@ class Flips:
     """Number of prompts with a wrong image by the base and a right one by the tuned policy."""
     lost: int
     """Number of prompts with the reverse."""
-    won_rows: tuple[GridRow, ...]
-    """Some of them, with the images of base and tuned policy."""
-    lost_rows: tuple[GridRow, ...]
-    """The same of the lost ones."""
+    won_rows: tuple[Flip, ...]
+    """Some of them."""
+    lost_rows: tuple[Flip, ...]
+    """Some of the lost ones."""
 
 
 def flips_of(
@@ -60,12 +71,45 @@ def flips_of(
     won = [name for name in both if before[name] < after[name]]
     lost = [name for name in both if before[name] > after[name]]
 
-    def rows(names: list[str]) -> tuple[GridRow, ...]:
+    has_rules = scorer in {use.name for use in settings.measured if use.kind == "shapes-exact"}
+    records = _metadata(evidence) if has_rules else {}
+
+    def rows(names: list[str], wrong: int) -> tuple[Flip, ...]:
         chosen = list({texts[name]: name for name in names}.values())[:SHOWN]
         images = {p: first_images(p, evidence.images[p], chosen) for p in (BASE, variant)}
-        return tuple(grid_rows(chosen, columns, images, texts, book, (scorer,)))
+        shown = grid_rows(chosen, columns, images, texts, book, settings.scorers)
+        rules = [
+            _rule(row.pictures[wrong], row.prompt, records[name]) if has_rules else None
+            for name, row in zip(chosen, shown, strict=True)
+        ]
+        return tuple(Flip(row, rule or _scores(row)) for row, rule in zip(shown, rules, strict=True))
 
-    return Flips(scorer, variant, len(both), len(won), len(lost), rows(won), rows(lost))
+    return Flips(scorer, variant, len(both), len(won), len(lost), rows(won, 0), rows(lost, 1))
+
+
+def _metadata(evidence: Evidence) -> dict[str, str]:
+    table = evidence.prompts.table
+    return dict(zip(table["prompt_id"].to_pylist(), table["metadata"].to_pylist(), strict=True))
+
+
+def _rule(picture: Picture, prompt: str, metadata: str) -> str | None:
+    """The rule of the shapes world that an image breaks; None if none or the image was reduced for the page."""
+    from chunk_grpo.shapes.detect import detect  # here: importing torch takes seconds
+    from chunk_grpo.shapes.judge import broken_rule
+    from chunk_grpo.shapes.prompts import parse_metadata
+
+    if not picture.pixelated:
+        return None
+    pixels = np.asarray(picture.image, dtype=np.float32).transpose(2, 0, 1) / np.float32(255)
+    return broken_rule(detect(pixels), parse_metadata({**json.loads(metadata), "prompt": prompt}))
+
+
+def _scores(row: GridRow) -> str:
+    """Scores of the base's and of the tuned policy's image, by scorer."""
+    before, after = (picture.scores for picture in row.pictures)
+    return ", ".join(
+        f"{one.label} {one.text} → {other.text}" for one, other in zip(before, after, strict=True)
+    )
 
 
 def _first_scores(book: ScoreBook, column: Drawn, scorer: str, prompts: ScoredPrompts) -> dict[str, float]:

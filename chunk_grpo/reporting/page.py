@@ -15,7 +15,7 @@ import jinja2
 from chunk_grpo.progress import duration
 from chunk_grpo.reporting import figures, palette, paper, plots, tables
 from chunk_grpo.reporting.benchmarks import EVAL
-from chunk_grpo.reporting.comparisons import FROM_BASE, NO_BREAK, prompts_text, with_first
+from chunk_grpo.reporting.comparisons import FROM_BASE, NO_BREAK, prompts_text
 from chunk_grpo.reporting.content import REWARD_METRICS, SECTIONS, Content, Curves
 from chunk_grpo.reporting.evidence import BASE, REWARD, Drawn, Evidence, ReportSettings
 from chunk_grpo.reporting.figures import Draw
@@ -23,6 +23,7 @@ from chunk_grpo.reporting.flips import Flips
 from chunk_grpo.reporting.gallery import VISIBLE, grid_png
 from chunk_grpo.reporting.markdown import escaped
 from chunk_grpo.reporting.reward_hacking import watched
+from chunk_grpo.reporting.sentences import with_first
 from chunk_grpo.reporting.series import csv_text, curve_rows
 from chunk_grpo.reporting.statistics import Interval
 from chunk_grpo.reporting.trained import ChunkUse, Trained
@@ -177,7 +178,7 @@ def grid_pictures(content: Content) -> dict[str, bytes]:
     if "answer" in content.sections and content.flips is not None:
         columns = (Drawn(BASE, BASE), Drawn(content.flips.variant, "tuned"))
         for name, shown in (("won", content.flips.won_rows), ("lost", content.flips.lost_rows)):
-            found |= {f"{name}.png": grid_png(shown, columns)} if shown else {}
+            found |= {f"{name}.png": grid_png([flip.row for flip in shown], columns)} if shown else {}
     return found
 
 
@@ -270,7 +271,11 @@ def summary(content: Content) -> dict[str, object]:
         modes: dict[str, dict[str, object]] = {mode: {} for _, mode in drawn}
         for c in content.comparisons:
             if c.variant == variant:
-                modes[c.mode][_key(c.measure)] = {"mean": _rounded(c.mean), **_interval(c.difference)}
+                modes[c.mode][_key(c.measure)] = {
+                    "mean": _rounded(c.mean),
+                    **_interval(c.difference),
+                    "size": None if math.isinf(c.size) else _rounded(c.size),
+                }
         for table in content.categories:
             split = "" if table.judged.split == EVAL else f"_{table.judged.split}"
             key = f"{table.judged.use.name}{split}_{'overall' if table.is_overall else 'mean'}"

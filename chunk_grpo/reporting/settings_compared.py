@@ -12,7 +12,7 @@ from typing import Any
 from chunk_grpo.artifacts.layout import PARAMS, Layout
 from chunk_grpo.config import load_params
 from chunk_grpo.reporting.benchmarks import EVAL
-from chunk_grpo.reporting.comparisons import NO_BREAK, difference_text, interval_text, signed
+from chunk_grpo.reporting.comparisons import NO_BREAK, difference_text, digits_of, interval_text, signed
 from chunk_grpo.reporting.evidence import BASE, MODES, REWARD, ReportSettings, ScoreBook, ScoredPrompts
 from chunk_grpo.reporting.inputs import read_evidence, settings_from
 from chunk_grpo.reporting.statistics import LEVEL, MIN_SEEDS, Interval, crossed_interval, holm
@@ -81,7 +81,9 @@ def _text(value: Mapping[str, float | None] | None) -> str:
         return ""
     if low is None or high is None:
         return signed(difference)
-    return f"{signed(difference)} ({signed(low)}{NO_BREAK}to{NO_BREAK}{signed(high)})"
+    digits = digits_of(low, high)
+    ends = NO_BREAK.join((signed(low, digits), "to", signed(high, digits)))
+    return f"{signed(difference, digits)} ({ends})"
 
 
 def setting_of(name: str, root: Path) -> Setting | None:

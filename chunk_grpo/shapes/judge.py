@@ -25,16 +25,40 @@ def exact_score(detections: list[Detection], spec: PromptSpec) -> bool:
         detections: Result of `detect`, of any confidence.
         spec: Demands of the caption.
     """
+    return broken_rule(detections, spec) is None
+
+
+def broken_rule(detections: list[Detection], spec: PromptSpec) -> str | None:
+    """The first rule of `exact_score` that an image breaks, in words; None if it breaks no rule.
+
+    Args:
+        detections: Result of `detect`, of any confidence.
+        spec: Demands of the caption.
+    """
     sure = [d for d in detections if d.confidence >= MIN_CONFIDENCE]
     matches = [[d for d in sure if _matches(d, demand)] for demand in spec.demands]
     for demand, found in zip(spec.demands, matches, strict=True):
+        same = [d for d in sure if d.shape == demand.shape]
         if len(found) < demand.count:
-            return False
+            return _lacking(demand, len(found), same, detections)
         if demand.relation and not any(_holds(demand.relation, a, b) for a in found for b in matches[0]):
-            return False
-        if spec.exact and sum(d.shape == demand.shape for d in sure) > demand.count:
-            return False
-    return True
+            return f"{demand.shape} not {demand.relation} {spec.demands[0].shape}"
+        if spec.exact and len(same) > demand.count:
+            return f"{len(same)} of {demand.shape}, not {demand.count}"
+    return None
+
+
+def _lacking(demand: Demand, count: int, same: list[Detection], detections: list[Detection]) -> str:
+    """Why too few objects match a demand; `same` has the confident detections of its shape."""
+    if len(same) >= demand.count:
+        colours = dict.fromkeys(d.colour for d in same if d.colour != demand.colour)
+        return f"colour of {demand.shape} read as {', '.join(colours)}"
+    if demand.count > 1:
+        return f"{count} of {demand.shape}, not {demand.count}"
+    shapes = ", ".join(
+        d.shape if d.confidence >= MIN_CONFIDENCE else f"{d.shape} of unclear outline" for d in detections
+    )
+    return f"no {demand.shape}: read as {shapes}" if shapes else f"no {demand.shape}: nothing found"
 
 
 def _matches(detection: Detection, demand: Demand) -> bool:

@@ -19,8 +19,13 @@ from tests.conftest import ROOT, VARIANT, Workspace
 from tests.families.conftest import disturb, options
 
 RISES = {
-    "tuned": {"shapes-exact": {"mean": 0.5, "difference": 0.25, "low": 0.125, "high": 0.375}},
-    "hybrid": {"shapes-exact": {"mean": 0.125, "difference": -0.125, "low": None, "high": None}},
+    "tuned": {"shapes-exact": {"mean": 0.5, "difference": 0.25, "low": 0.125, "high": 0.375, "size": 0.5}},
+    "hybrid": {
+        "shapes-exact": {"mean": 0.125, "difference": -0.125, "low": None, "high": None, "size": -0.2}
+    },
+    "small": {
+        "shapes-exact": {"mean": 0.2504, "difference": 0.0004, "low": 0.0003, "high": 0.0005, "size": 0.01}
+    },
 }
 """As in summary.json of a report; null: no interval."""
 
@@ -80,6 +85,7 @@ def test_the_files_and_their_card(run: Workspace, tmp_path: Path) -> None:
             "| base | 0.250 |",
             "| tuned | 0.500, +0.250 (+0.125 to +0.375) |",
             "| hybrid | 0.125 |",
+            "| small | 0.250, +0.0004 (+0.0003 to +0.0005), too small to see |",
         ]
     assert "ComfyUI's `models/loras`" in (tmp_path / "comfyui" / "README.md").read_text()
 

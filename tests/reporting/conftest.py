@@ -33,7 +33,7 @@ SETTINGS: dict[str, dict[str, object]] = {
 SCORERS = ("shapes-exact", "shapes-graded", "shapes-vivid")
 SEEDS = (0, 1, 2)
 LIFT = {"dance": 0.10, "chunk": 0.14, "chunk-ws": 0.02}
-COLOURS = {"red": "#d33", "blue": "#36c", "green": "#2a4", "orange": "#e83"}
+COLOURS = {"red": "#d33", "blue": "#36c", "green": "#2a4", "yellow": "#dc2"}
 SHAPES = ("circle", "square", "triangle", "cross")
 PROMPTS, PROFILE = "prompts/evaluation.parquet", "profile/l1_profile.parquet"
 
@@ -102,16 +102,18 @@ def images_of(policy: str) -> Iterator[tuple[str, int]]:
 
 
 def prompt_rows(per_category: int) -> list[dict[str, object]]:
-    rows: list[tuple[str, str, str, str]] = []
+    rows: list[tuple[str, str, str, str, str]] = []
     for index in range(per_category * len(CATEGORIES)):
         category = CATEGORIES[index % len(CATEGORIES)]
         colour, shape = list(COLOURS)[index % 4], SHAPES[(index // 4) % 4]
         text = f"a {colour} {shape}" + (" left of a blue square" if category == "position" else "")
-        rows.append((f"eval-{index:03d}", "eval", text, category))
+        demand = {"class": shape, "count": 1, "color": colour}
+        metadata = json.dumps({"tag": category, "include": [demand], "prompt": text})
+        rows.append((f"eval-{index:03d}", "eval", text, category, metadata))
     text = "a shape with no corners, the colour of a ripe banana"
-    rows += [(f"wise-{index}", "wise", text, "wise") for index in range(8)]
-    names = ("prompt_id", "split", "prompt", "category")
-    return [{**dict(zip(names, row, strict=True)), "metadata": "{}"} for row in rows]
+    rows += [(f"wise-{index}", "wise", text, "wise", "{}") for index in range(8)]
+    names = ("prompt_id", "split", "prompt", "category", "metadata")
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def score_rows(

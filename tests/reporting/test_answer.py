@@ -21,13 +21,17 @@ SUMMARY: dict[str, Any] = {
     "base": {"training_reward": 0.552083, "exact": 0.552083},
     "ws": {
         "tuned": {
-            "training_reward": {"mean": 0.621528, "difference": 0.069444, "low": 0.0138, "high": 0.1251}
+            "training_reward": {
+                "mean": 0.621528, "difference": 0.069444, "low": 0.0138, "high": 0.1251, "size": 0.1394,
+            }
         },
         "hybrid": {
-            "training_reward": {"mean": 0.55246, "difference": 0.00038, "low": 0.0003, "high": 0.00046}
+            "training_reward": {
+                "mean": 0.55246, "difference": 0.00038, "low": 0.0003, "high": 0.00046, "size": None,
+            }
         },
     },
-}
+}  # fmt: skip
 
 
 def test_base_tuned_and_hybrid_with_their_intervals() -> None:
@@ -35,14 +39,14 @@ def test_base_tuned_and_hybrid_with_their_intervals() -> None:
         "Does it help? Yes: the reward exact rises.",
         "reward exact, 144 held-out prompts, 3 training seeds, difference from the base with its 95 % interval:",
         "  base        0.552",
-        "  ws, tuned   0.622  +0.069 (+0.014 to +0.125)",
+        "  ws, tuned   0.622  +0.069 (+0.014 to +0.125), 0.14 of the base's spread",
         "  ws, hybrid  0.552  +0.0004 (+0.0003 to +0.0005)",
         "exact, first image of each of 144 prompts, ws tuned: 31 became right, 20 became wrong",
     ]
 
 
 def test_few_prompts_have_no_interval_and_graded_scores_no_flips() -> None:
-    tuned = {"training_reward": {"mean": 0.6, "difference": 0.1, "low": None, "high": None}}
+    tuned = {"training_reward": {"mean": 0.6, "difference": 0.1, "low": None, "high": None, "size": 0.2}}
     answer = SUMMARY["answer"] | {"flips": None}
     lines = answer_lines(SUMMARY | {"train_seeds": 1, "answer": answer, "ws": {"tuned": tuned}})
     assert "1 training seed," in lines[1]

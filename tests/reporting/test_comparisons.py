@@ -3,6 +3,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import starmap
+from statistics import NormalDist
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,19 +14,17 @@ from chunk_grpo.artifacts import table_from_rows
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.comparisons import (
     NO_BREAK,
+    SEEN,
     Comparison,
     Comparisons,
     PairComparison,
-    effects_text,
-    headline,
     interval_text,
     number,
-    order_sentences,
     signed,
-    verdicts_text,
 )
 from chunk_grpo.reporting.evidence import REWARD, LeftOut, ScoreBook, ScoredPrompts, Source
-from chunk_grpo.reporting.statistics import Interval, holm
+from chunk_grpo.reporting.sentences import effects_text, headline, order_sentences, verdicts_text
+from chunk_grpo.reporting.statistics import Interval, crossed_interval, holm
 from chunk_grpo.reporting.tables import pairs_table
 
 Values = Mapping[tuple[int, str, int], float | None]
@@ -59,8 +58,8 @@ def interval(low: float, high: float) -> Interval:
     return Interval((low + high) / 2, low, high, 0.1, 9.0, 3, 48, 40)
 
 
-def comparison(variant: str, low: float, high: float) -> Comparison:
-    return Comparison(variant, "tuned", REWARD, 1.0, interval(low, high), (0.1, 0.2, 0.3))
+def comparison(variant: str, low: float, high: float, spread: float = 0.5) -> Comparison:
+    return Comparison(variant, "tuned", REWARD, 1.0, interval(low, high), (0.1, 0.2, 0.3), spread)
 
 
 def test_means_over_samples_by_seed_and_prompt() -> None:
@@ -109,7 +108,10 @@ def test_the_answer_follows_from_the_intervals(found: list[tuple[str, float, flo
             [("a", 0.1, 0.2), ("b", 0.1, 0.2)],
             "In these trainings, one of each variant, the training reward rises.",
         ),
-        ([("a", 0.1, 0.2), ("b", -0.1, 0.2)], "The training reward rises for a."),
+        (
+            [("a", 0.1, 0.2), ("b", -0.1, 0.2)],
+            "In these trainings, one of each variant, the training reward rises for a.",
+        ),
     ],
 )
 def test_single_training_gives_no_verdict(found: list[tuple[str, float, float]], answer: str) -> None:
@@ -119,34 +121,117 @@ def test_single_training_gives_no_verdict(found: list[tuple[str, float, float]],
     assert headline(of_one)[0] == answer
 
 
-def test_a_rise_that_no_image_shows_is_called_too_little_to_see() -> None:
-    rises, stays = comparison("a", 0.1, 0.2), comparison("b", -0.1, 0.2)
-    unseen = "he training reward rises, too little to see in the images below."
-    assert headline([rises], is_visible=False)[0] == f"T{unseen}"
+def test_a_rise_that_no_image_shows_is_no_yes() -> None:
+    rises, stays, small = (
+        comparison("a", 0.1, 0.2),
+        comparison("b", -0.1, 0.2),
+        comparison("c", 0.1, 0.2, 9.0),
+    )
+    assert headline([rises], is_visible=False)[0] == (
+        "The training reward rises, but the images below do not show it."
+    )
     assert headline([stays], is_visible=False)[0] == "No improvement is shown."
+    assert "images below" not in headline([small], is_visible=False)[0]
+
+
+# A difference of 0.15 is 0.05 of a spread of 3, and 0.001 of a spread of 150.
+@pytest.mark.parametrize(
+    ("found", "answer"),
+    [
+        ([("a", 0.1, 0.2, 1.5)], "Yes: the training reward rises."),  # 0.1 exactly
+        ([("a", 0.1, 0.2, 3.0)], "The training reward rises, but too little to see: 0.05 of {}."),
+        (
+            [("a", -0.2, -0.1, 150.0)],
+            "The training reward falls, but too little to see: less than 0.01 of {}.",
+        ),
+        (
+            [("a", 0.1, 0.2, 3.0), ("b", 0.1, 0.2, 15.0)],
+            "The training reward rises, but too little to see: at most 0.05 of {}.",
+        ),
+        (
+            [("a", 0.1, 0.2, 1.0), ("b", 0.1, 0.2, 3.0)],
+            "The training reward rises for a; it rises for b, but too little to see: 0.05 of {}.",
+        ),
+        (
+            [("a", -0.1, 0.2, 1.0), ("b", 0.1, 0.2, 3.0), ("c", -0.2, -0.1, 3.0)],
+            "No improvement is shown; the training reward rises or falls for b and c, but too little to see: at most "
+            "0.05 of {}.",
+        ),
+    ],
+)
+def test_a_positive_interval_may_be_too_small_to_see(
+    found: list[tuple[str, float, float, float]], answer: str
+) -> None:
+    spread = "the spread of the base’s images"
+    assert headline([comparison(*one) for one in found])[0] == answer.format(spread)
+
+
+def test_the_size_of_a_difference_is_in_spreads_of_the_base() -> None:
+    """The base has 1, 2, 3 and 5: mean 2.75, squared distances 3.0625 + 0.5625 + 0.0625 + 5.0625 = 8.75, over 3."""
+    found = Comparisons(book(FULL), PROMPTS, SimpleNamespace()).against_base("v", "tuned", "x")  # type: ignore[arg-type]
+    spread = math.sqrt(8.75 / 3)
+    assert found.spread == pytest.approx(spread)
+    # Tuned: 1, 2, 2, 3 with seed 0 and 10 more with seed 1, so 7 on average, 4.25 above the base.
+    assert found.size == pytest.approx(4.25 / spread)
+    assert replace(found, spread=0.0).size == math.inf
+    lower = replace(found, difference=interval(-0.2, -0.1))
+    assert replace(lower, spread=0.0).size == -math.inf
+    assert replace(lower, spread=0.15).size == pytest.approx(-1)
+    assert (replace(lower, spread=1.6).verdict, replace(lower, spread=1.4).verdict) == ("unseen", "below")
+
+
+def test_a_difference_at_the_limit_wins_53_of_100_pairs() -> None:
+    assert NormalDist().cdf(SEEN / math.sqrt(2)) == pytest.approx(0.528, abs=5e-4)
+
+
+def test_a_balanced_overall_is_the_mean_over_prompts_with_its_interval() -> None:
+    """One number has one interval; with categories of different sizes it is another number."""
+    values = np.random.default_rng(3).normal(size=(2, 6))
+    ids = tuple("abcdef")
+    keys = [(seed, name, 0) for seed in (0, 1) for name in ids]
+    tuned = source("v", "tuned", "x", dict(zip(keys, values.ravel().tolist(), strict=True)))
+    base = source("base", "base", "x", {(-1, name, 0): 0.0 for name in ids})
+    scores = ScoreBook({("base", "x"): base, ("v", "x"): tuned}, {"x": 1.0})
+
+    def overall(categories: str) -> tuple[Interval, Interval]:
+        prompts = ScoredPrompts(ids, tuple(categories), ids)
+        found = Comparisons(scores, prompts, SimpleNamespace())  # type: ignore[arg-type]
+        return found.overall_against_base("v", "tuned", "x"), found.against_base("v", "tuned", "x").difference
+
+    one, other = overall("kkkmmm")
+    assert one == other
+    one, other = overall("kkmmmm")
+    assert one.mean == pytest.approx((values[:, :2].mean() + values[:, 2:].mean()) / 2)
+    assert one == crossed_interval(values, list("kkmmmm"), ids) != other
 
 
 def test_a_difference_has_as_many_digits_as_its_ends() -> None:
     small = Interval(0.0004, 0.0003, 0.0005, 0.1, 9.0, 3, 48, 40)
     assert effects_text([replace(comparison("a", 0, 1), difference=small)]) == (
-        "a higher, +0.0004 (+0.0003\xa0to\xa0+0.0005)"
+        "a higher, +0.0004 (+0.0003\xa0to\xa0+0.0005), too small to see: less than 0.01 of the base’s spread"
     )
 
 
 def test_the_sentence_gives_the_numbers() -> None:
     _, sentence = headline([comparison("chunk", 0.1, 0.2), comparison("dance", -0.1, 0.3)])
     numbers = re.findall(r"[+−]?\d+(?:\.\d+)?", sentence.replace("95 %", ""))
-    assert numbers == ["48", "40", "3", "+0.150", "+0.100", "+0.200", "+0.100", "−0.100", "+0.300"]
+    assert numbers == ["48", "40", "3", "+0.150", "+0.100", "+0.200", "0.30", "+0.100", "−0.100", "+0.300"]
 
 
 def test_variants_with_the_same_verdict_share_a_phrase() -> None:
     found = [comparison("a", 0.1, 0.2), comparison("b", -0.1, 0.3), comparison("c", 0.2, 0.3)]
     assert [part.split(" for ")[1] for part in verdicts_text(found).split("; ")] == ["a and c", "b"]
+    small = comparison("d", 0.1, 0.2, 9.0)
+    assert verdicts_text([*found, small]).endswith("; higher, but too little to see, for d")
 
 
 def test_a_single_variant_has_its_numbers() -> None:
     found = [comparison("a", 0.1, 0.2)]
-    assert verdicts_text(found) == effects_text(found) == "a higher, +0.150 (+0.100\xa0to\xa0+0.200)"
+    assert (
+        verdicts_text(found)
+        == effects_text(found)
+        == ("a higher, +0.150 (+0.100\xa0to\xa0+0.200), 0.30 of the base’s spread")
+    )
 
 
 def test_variants_are_ordered_only_if_intervals_differ() -> None:
@@ -252,7 +337,9 @@ def test_numbers_have_a_minus_sign_and_no_negative_zero() -> None:
         (math.nan, math.nan, "no interval: too few prompts"),
     ],
 )
-def test_the_ends_of_an_interval_differ_and_show_their_side_of_zero(low: float, high: float, text: str) -> None:
+def test_the_ends_of_an_interval_differ_and_show_their_side_of_zero(
+    low: float, high: float, text: str
+) -> None:
     assert interval_text(interval(low, high)).replace("\xa0", " ") == text
 
 

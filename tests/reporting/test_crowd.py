@@ -8,16 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from chunk_grpo.reporting import palette, plots
-from chunk_grpo.reporting.comparisons import (
-    Comparison,
-    PairComparison,
-    effects_text,
-    headline,
-    order_sentences,
-    with_first,
-)
+from chunk_grpo.reporting.comparisons import Comparison, PairComparison
 from chunk_grpo.reporting.evidence import REWARD
 from chunk_grpo.reporting.gallery import grid_variants
+from chunk_grpo.reporting.sentences import effects_text, headline, order_sentences, with_first
 from chunk_grpo.reporting.series import Curve
 from chunk_grpo.reporting.statistics import Interval
 
@@ -30,7 +24,7 @@ def interval(mean: float, half: float) -> Interval:
 
 def comparisons(means: Sequence[float]) -> list[Comparison]:
     return [
-        Comparison(name, "tuned", REWARD, 1.0, interval(mean, 0.1), (mean,))
+        Comparison(name, "tuned", REWARD, 1.0, interval(mean, 0.1), (mean,), 0.5)
         for name, mean in zip(NAMES, means, strict=False)
     ]
 

@@ -1,10 +1,12 @@
 """Images that became right or wrong: what is counted, and which are shown."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from chunk_grpo.artifacts import table_from_rows, write_table
@@ -49,7 +51,9 @@ def images(folder: Path, policy: str, mode: str, seeds: tuple[int, ...]) -> str:
     return str(path)
 
 
-def found(folder: Path, tuned: Mapping[str, float | None] = TUNED_SCORES, seed: int = 0) -> Flips | None:
+def found(
+    folder: Path, tuned: Mapping[str, float | None] = TUNED_SCORES, seed: int = 0, kind: str = "http"
+) -> Flips | None:
     """Flips of two training seeds, of which the second one would count otherwise."""
     other = dict.fromkeys(IDS, 0.0)
     sources = {
@@ -57,8 +61,12 @@ def found(folder: Path, tuned: Mapping[str, float | None] = TUNED_SCORES, seed: 
         ("v", "s"): scores("v", "tuned", {1: tuned, 2: other}),
     }
     paths = {"base": images(folder, "base", "base", (-1,)), "v": images(folder, "v", "tuned", (2, 1))}
-    settings: Any = SimpleNamespace(variants=("u", "v"), scorers=("s",), seed=seed)
-    evidence: Any = SimpleNamespace(images=paths)
+    settings: Any = SimpleNamespace(
+        variants=("u", "v"), scorers=("s",), seed=seed, measured=(SimpleNamespace(name="s", kind=kind),)
+    )
+    demands = json.dumps({"tag": "single_object", "include": [{"class": "cross", "count": 1}]})
+    table = pa.table({"prompt_id": IDS, "metadata": [demands] * len(IDS)})
+    evidence: Any = SimpleNamespace(images=paths, prompts=SimpleNamespace(table=table))
     book = ScoreBook(sources, {"s": 1.0})
     return flips_of(evidence, settings, PROMPTS, book, dict(zip(IDS, CAPTIONS, strict=True)))
 
@@ -68,10 +76,19 @@ def test_counts_are_of_the_first_images_and_the_lowest_seed(tmp_path: Path) -> N
     assert flips is not None
     assert (flips.scorer, flips.variant, flips.total, flips.won, flips.lost) == ("s", "v", 6, 2, 1)
     # Prompts a and e became right; they have one caption, which is shown once.
-    assert [row.prompt for row in flips.won_rows] == ["A"]
-    assert [row.prompt for row in flips.lost_rows] == ["C"]
-    (row,) = flips.lost_rows
-    assert [picture.scores[0].text for picture in row.pictures] == ["1.00", "0.00"]
+    assert [flip.row.prompt for flip in flips.won_rows] == ["A"]
+    assert [flip.row.prompt for flip in flips.lost_rows] == ["C"]
+    (flip,) = flips.lost_rows
+    assert [picture.scores[0].text for picture in flip.row.pictures] == ["1.00", "0.00"]
+    assert flip.reason == "s 1.00 → 0.00"
+
+
+def test_the_toy_scorer_names_the_rule_that_the_wrong_image_breaks(tmp_path: Path) -> None:
+    """All images are one field of colour, and the prompts want a cross."""
+    flips = found(tmp_path, kind="shapes-exact")
+    assert flips is not None
+    reasons = {flip.reason for flip in (*flips.won_rows, *flips.lost_rows)}
+    assert {reason.partition(":")[0] for reason in reasons} == {"no cross"}
 
 
 def test_shown_prompts_depend_on_the_seed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,8 +98,8 @@ def test_shown_prompts_depend_on_the_seed_alone(tmp_path: Path, monkeypatch: pyt
     for seed in range(8):
         one, again = found(tmp_path, tuned, seed), found(tmp_path, tuned, seed)
         assert one is not None and again is not None
-        assert [row.prompt for row in one.won_rows] == [row.prompt for row in again.won_rows]
-        shown |= {row.prompt for row in one.won_rows}
+        assert [flip.row.prompt for flip in one.won_rows] == [flip.row.prompt for flip in again.won_rows]
+        shown |= {flip.row.prompt for flip in one.won_rows}
     assert shown == {"A", "B"}
 
 

@@ -2,12 +2,13 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from chunk_grpo.shapes.detect import detect
-from chunk_grpo.shapes.judge import exact_score, graded_score, relation_margins, vividness
+from chunk_grpo.shapes.judge import broken_rule, exact_score, graded_score, relation_margins, vividness
 from chunk_grpo.shapes.layout import sample_scene
 from chunk_grpo.shapes.prompts import (
     CATEGORIES,
@@ -99,6 +100,33 @@ def test_metadata_is_geneval_s_and_survives_the_round_trip():
 def test_unknown_class_is_refused_by_name():
     with pytest.raises(ValueError, match=r"include\.class: must be one of .*, got 'dog'"):
         parse_metadata({"tag": "x", "prompt": "a dog", "include": [{"class": "dog", "count": 1}]})
+
+
+@pytest.mark.parametrize(
+    ("demands", "exact", "rule"),
+    [
+        ([Demand("circle", colour="red"), Demand("square")], False, None),
+        ([Demand("circle", colour="blue")], False, "colour of circle read as red"),
+        ([Demand("cross")], False, "no cross: read as circle, square"),
+        ([Demand("circle", 2)], True, "1 of circle, not 2"),
+        ([Demand("circle", 0)], True, "1 of circle, not 0"),
+        ([Demand("circle"), Demand("square", relation="above")], False, "square not above circle"),
+        ([Demand("circle"), Demand("square", relation="right of")], False, None),
+    ],
+)
+def test_the_broken_rule_is_named(demands, exact, rule):
+    found = detect(picture(red_circle(8, 16), Thing("square", "blue", 24, 16, 5)))
+    spec = PromptSpec("text", "position", tuple(demands), exact=exact)
+    assert broken_rule(found, spec) == rule
+    assert exact_score(found, spec) is (rule is None)
+
+
+def test_an_empty_and_an_unclear_image_break_the_first_rule():
+    spec = PromptSpec("a circle", "single_object", (Demand("circle"),))
+    assert broken_rule([], spec) == "no circle: nothing found"
+    (circle,) = detect(picture(red_circle()))
+    unclear = replace(circle, overlaps=circle.overlaps * 0.7)
+    assert broken_rule([unclear], spec) == "no circle: read as circle of unclear outline"
 
 
 def test_exact_rules():
