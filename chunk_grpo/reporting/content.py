@@ -48,6 +48,18 @@ REWARD_METRICS = {
 }
 
 
+def reward_curves_text(settings: ReportSettings) -> str:
+    """Prompts, steps and sampler of each curve of `REWARD_METRICS`, and those of the answer."""
+    training = settings.training
+    images = f"{training.heldout_images} image{'s' * (training.heldout_images > 1)} each"
+    return (
+        f"Held-out: the first {training.heldout_prompts} held-out prompts, {images}, without noise in the steps (ODE). "
+        "The iteration’s prompts: training prompts, with the noise of training in the steps (SDE). Both take the "
+        f"{training.num_steps} steps of training. The answer and the scores are of all held-out prompts in "
+        f"{settings.num_steps} steps (ODE), so their level is another: compare the ends of one curve with each other."
+    )
+
+
 Curves = dict[str, dict[str, Curve]]
 """Metric to variant to curve."""
 

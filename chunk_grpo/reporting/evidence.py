@@ -58,6 +58,12 @@ class TrainingSettings:
     """Whether any variant trains only some of its chunks."""
     chunk_rewards: bool
     """Whether any variant has a reward per chunk."""
+    heldout_prompts: int
+    """Number of held-out prompts of the curves, the first ones."""
+    heldout_images: int
+    """Images of each of them."""
+    num_steps: int
+    """Steps of the sampler in training."""
 
     @property
     def clip_range(self) -> float | None:

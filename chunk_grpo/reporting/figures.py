@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import io
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -73,6 +74,12 @@ def svg(draw: Draw, name: str, label: str, size: tuple[float, float]) -> str:
     return _for_the_page(out.getvalue(), name, label)
 
 
+def row_sizes(count: int, columns: int) -> list[int]:
+    """Panels in each row: as many rows as `columns` needs, the first ones with a panel more."""
+    rows = -(-count // columns)
+    return [count // rows + (row < count % rows) for row in range(rows)]
+
+
 def png(
     draws: Sequence[Draw],
     panel_size: tuple[float, float],
@@ -82,23 +89,27 @@ def png(
 ) -> bytes:
     """A PNG of panels side by side, at twice the display size; sizes are in inches.
 
-    `legend` is drawn into a strip of height `strip` above the panels. `columns` is panels per row; None: all in one.
+    `legend` is drawn into a strip of height `strip` above the panels. `columns` is the most panels of a row, None: all
+    in one; panels of a row with fewer are wider.
     """
     out = io.BytesIO()
     width, height = panel_size
     columns = columns or len(draws)
-    rows = -(-len(draws) // columns)
-    heights = [*([strip] if legend else []), *[height] * rows]
+    rows = row_sizes(len(draws), columns)
+    parts = math.lcm(*rows)  # columns of the grid, of which the panels of a row take equal shares
+    heights = [*([strip] if legend else []), *[height] * len(rows)]
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width * columns, sum(heights)), layout="constrained", facecolor="white")
-        grid = figure.add_gridspec(len(heights), columns, height_ratios=heights)
+        grid = figure.add_gridspec(len(heights), parts, height_ratios=heights)
         if legend:
             top = figure.add_subplot(grid[0, :])
             top.set_axis_off()
             legend(top)
-        for place, draw in enumerate(draws):
-            row = len(heights) - rows + place // columns
-            draw(figure.add_subplot(grid[row, place % columns]))
+        left = iter(draws)
+        for row, size in enumerate(rows, start=len(heights) - len(rows)):
+            share = parts // size
+            for place in range(size):
+                next(left)(figure.add_subplot(grid[row, place * share : (place + 1) * share]))
         figure.savefig(out, format="png", dpi=PNG_DPI, metadata={"Software": None})
     return out.getvalue()
 

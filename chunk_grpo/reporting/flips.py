@@ -48,6 +48,8 @@ class Flips:
     """Some of them."""
     lost_rows: tuple[Flip, ...]
     """Some of the lost ones."""
+    has_rules: bool
+    """Whether the scorer has rules that an image can break."""
 
 
 def flips_of(
@@ -84,7 +86,7 @@ def flips_of(
         ]
         return tuple(Flip(row, rule or _scores(row)) for row, rule in zip(shown, rules, strict=True))
 
-    return Flips(scorer, variant, len(both), len(won), len(lost), rows(won, 0), rows(lost, 1))
+    return Flips(scorer, variant, len(both), len(won), len(lost), rows(won, 0), rows(lost, 1), has_rules)
 
 
 def _metadata(evidence: Evidence) -> dict[str, str]:

@@ -34,6 +34,9 @@ GRID_VARIANTS = 4
 VISIBLE = 0.01
 """Smallest visible change of an image: mean difference of its colour values, as a share of their range."""
 
+FIRST = 2
+"""Prompts of a grid that the page shows at once; the others are folded."""
+
 THUMBNAIL = 384
 _DIGITS = 2
 TILE = 144
@@ -103,6 +106,16 @@ class Grid:
     """Prompts with a visible change in any column, the most changed first."""
     unchanged: tuple[GridRow, ...]
     """The other prompts."""
+
+    @property
+    def first(self) -> tuple[GridRow, ...]:
+        """The changed prompts that are shown at once."""
+        return self.changed[:FIRST]
+
+    @property
+    def more(self) -> tuple[GridRow, ...]:
+        """The other changed prompts."""
+        return self.changed[FIRST:]
 
     def modes_of(self, variant: str) -> list[str]:
         """Modes of a compared policy's columns."""

@@ -109,6 +109,9 @@ def _training_settings(params: Params) -> TrainingSettings:
         keeps_best=heldout.keep_best,
         single_chunks=any(variant.train_chunks is not None for variant in variants.values()),
         chunk_rewards=any(variant.chunk_rewards is not None for variant in variants.values()),
+        heldout_prompts=heldout.num_prompts,
+        heldout_images=heldout.images_per_prompt,
+        num_steps=params.sampling.num_steps,
     )
 
 

@@ -15,8 +15,8 @@ import jinja2
 from chunk_grpo.progress import duration
 from chunk_grpo.reporting import figures, palette, paper, plots, tables
 from chunk_grpo.reporting.benchmarks import EVAL
-from chunk_grpo.reporting.comparisons import FROM_BASE, NO_BREAK, prompts_text
-from chunk_grpo.reporting.content import REWARD_METRICS, SECTIONS, Content, Curves
+from chunk_grpo.reporting.comparisons import FROM_BASE, NO_BREAK, SEEN, prompts_text
+from chunk_grpo.reporting.content import REWARD_METRICS, SECTIONS, Content, Curves, reward_curves_text
 from chunk_grpo.reporting.evidence import BASE, REWARD, Drawn, Evidence, ReportSettings
 from chunk_grpo.reporting.figures import Draw
 from chunk_grpo.reporting.flips import Flips
@@ -29,11 +29,16 @@ from chunk_grpo.reporting.statistics import Interval
 from chunk_grpo.reporting.trained import ChunkUse, Trained
 from chunk_grpo.reporting.variant_summary import mix_text
 
-WIDE, NARROW = (10.4, 3.7), (5.0, 3.5)
+WIDE, NARROW = (10.4, 3.2), (5.0, 3.5)
 HALF, THIRD = (4.8, 2.9), (3.7, 2.6)
+WIDER = {(2, 1): 2.11, (3, 2): 1.58, (3, 1): 3.33}
+"""Width of a panel relative to others, by the panels of full rows and of its row: with the gaps and frames of the page,
+1051, 499 and 315 CSS pixels for 1, 2 and 3 panels of a row."""
 CROWDED_STRETCH = 1.4
 """Height of curves with many variants, relative to others."""
 
+LOW = 1.9
+"""Least height in inches of a difference panel."""
 MARGINS, ROW = 0.7, 0.17
 """Height in inches of a difference panel: title and axis, and each row."""
 
@@ -52,9 +57,37 @@ class Figure:
     size: tuple[float, float]
     """Width and height of a panel in inches."""
     columns: int
-    """Panels per row of the PNG."""
+    """Panels of a full row."""
     legend: bool = True
     """Whether the PNG has a legend of the variants."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A panel of the page."""
+
+    of_row: int
+    """Number of panels in its row."""
+    svg: str
+    """The drawing as wide as its place in the row."""
+    narrow: str = ""
+    """Drawing for a narrow page, where each panel has its own row; empty: the same."""
+
+
+def _cards(name: str, figure: Figure) -> list[Card]:
+    """The panels of a figure. Those of a row with fewer panels are drawn wider, so that letters have one size."""
+    width, height = figure.size
+    most = figure.columns
+    of_rows = [size for size in figures.row_sizes(len(figure.panels), most) for _ in range(size)]
+    found = []
+    for index, (of_row, (draw, label)) in enumerate(zip(of_rows, figure.panels, strict=True)):
+        svg = figures.svg(draw, f"{name}-{index}", label, figure.size)
+        if of_row == most:
+            found.append(Card(of_row, svg))
+            continue
+        wide = figures.svg(draw, f"{name}-{index}-wide", label, (width * WIDER[most, of_row], height))
+        found.append(Card(of_row, wide, svg))
+    return found
 
 
 def build_report(evidence: Evidence, settings: ReportSettings) -> dict[str, bytes]:
@@ -64,17 +97,13 @@ def build_report(evidence: Evidence, settings: ReportSettings) -> dict[str, byte
     """
     content = Content(evidence, settings)
     profile = profile_draw(content)
-    svgs = {
-        "profile": [
-            figures.svg(profile, f"profile-{name}", PROFILE_LABEL, size)
-            for name, size in (("wide", WIDE), ("narrow", NARROW))
-        ]
-    }
+    profiles = [
+        figures.svg(profile, f"profile-{name}", PROFILE_LABEL, size)
+        for name, size in (("wide", WIDE), ("narrow", NARROW))
+    ]
+    svgs = {"profile": [Card(1, *profiles)]}
     for name, figure in panel_figures(content).items():
-        svgs[name] = [
-            figures.svg(draw, f"{name}-{index}", label, figure.size)
-            for index, (draw, label) in enumerate(figure.panels)
-        ]
+        svgs[name] = _cards(name, figure)
     texts = {
         "index.html": render("index.html.j2", content, SECTIONS, svgs),
         "report.md": render("report.md.j2", content, SECTIONS),
@@ -90,7 +119,7 @@ def render(
     template: str,
     content: Content,
     sections: Collection[str],
-    svgs: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    svgs: Mapping[str, Sequence[Card]] = MappingProxyType({}),
 ) -> str:
     """Render one of the templates in templates/; both print sections.j2, with the blocks of their format."""
     is_page, variants = template.endswith(".html.j2"), content.settings.compared
@@ -130,6 +159,8 @@ def render(
         "dashes": [palette.dash_gradient(dash, 0.22) for dash in palette.DASHES[1:]],
         "crowded": palette.is_crowded(variants),
         "visible": VISIBLE,
+        "seen": SEEN,
+        "training_curves": reward_curves_text(content.settings),
         "reward": mix_text(content.settings.rewards),
     }
     text = environment.get_template(template).render()
@@ -172,7 +203,8 @@ def grid_pictures(content: Content) -> dict[str, bytes]:
     Each part of the image grid, its prompts without visible change, and the flips.
     """
     grids = content.grids if "images" in content.sections else []
-    parts = {grid.name: (grid, grid.changed) for grid in grids}
+    parts = {grid.name: (grid, grid.first) for grid in grids}
+    parts |= {f"{grid.name}-more": (grid, grid.more) for grid in grids}
     parts |= {f"{grid.name}-unchanged": (grid, grid.unchanged) for grid in grids}
     found = {f"{name}.png": grid_png(rows, grid.columns) for name, (grid, rows) in parts.items() if rows}
     if "answer" in content.sections and content.flips is not None:
@@ -192,7 +224,7 @@ def difference_figure(content: Content) -> Figure:
         draw = partial(plots.draw_differences, rows=rows, variants=variants, title=f"{name}, {FROM_BASE}")
         label = f"Differences from the base model on {name}, with 95 % intervals; the table below has the numbers."
         panels.append((draw, label))
-    height = max(HALF[1], MARGINS + ROW * len(content.scored.drawn))
+    height = max(LOW, MARGINS + ROW * len(content.scored.drawn))
     return Figure(panels, (HALF[0], height), columns=2, legend=False)
 
 
@@ -233,7 +265,7 @@ def curve_figure(
         title, limit = titles[metric], limits.get(metric)
         draw = partial(plots.draw_curves, curves=by_variant, variants=variants, title=title, limit=limit)
         panels.append((draw, f"Line chart by iteration{where}: {title}; one line per variant."))
-    return Figure(panels, (width, height * stretch), min(len(panels), 3))
+    return Figure(panels, (width, height * stretch), 2 if size == HALF else 3)
 
 
 def metrics(content: Content) -> dict[str, object]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from chunk_grpo.shapes.detect import MIN_CONFIDENCE, Detection
-from chunk_grpo.shapes.prompts import Demand, PromptSpec
+from chunk_grpo.shapes.prompts import PLURALS, Demand, PromptSpec
 from chunk_grpo.shapes.scene import COLOURS, SHAPES
 
 POSITION_MARGIN = 0.1
@@ -44,7 +44,7 @@ def broken_rule(detections: list[Detection], spec: PromptSpec) -> str | None:
         if demand.relation and not any(_holds(demand.relation, a, b) for a in found for b in matches[0]):
             return f"{demand.shape} not {demand.relation} {spec.demands[0].shape}"
         if spec.exact and len(same) > demand.count:
-            return f"{len(same)} of {demand.shape}, not {demand.count}"
+            return _miscounted(demand, len(same))
     return None
 
 
@@ -54,11 +54,15 @@ def _lacking(demand: Demand, count: int, same: list[Detection], detections: list
         colours = dict.fromkeys(d.colour for d in same if d.colour != demand.colour)
         return f"colour of {demand.shape} read as {', '.join(colours)}"
     if demand.count > 1:
-        return f"{count} of {demand.shape}, not {demand.count}"
-    shapes = ", ".join(
-        d.shape if d.confidence >= MIN_CONFIDENCE else f"{d.shape} of unclear outline" for d in detections
-    )
-    return f"no {demand.shape}: read as {shapes}" if shapes else f"no {demand.shape}: nothing found"
+        return _miscounted(demand, count)
+    if any(d.shape == demand.shape for d in detections):
+        return f"outline of {demand.shape} unclear"
+    shapes = ", ".join(d.shape for d in detections)
+    return f"no {demand.shape}: {f'read as {shapes}' if shapes else 'nothing found'}"
+
+
+def _miscounted(demand: Demand, count: int) -> str:
+    return f"{count} {demand.shape if count == 1 else PLURALS[demand.shape]}, not {demand.count}"
 
 
 def _matches(detection: Detection, demand: Demand) -> bool:

@@ -291,6 +291,9 @@ def training_settings(**changes: Any) -> TrainingSettings:
         "keeps_best": False,
         "single_chunks": False,
         "chunk_rewards": False,
+        "heldout_prompts": 8,
+        "heldout_images": 2,
+        "num_steps": 17,
     }
     return TrainingSettings(**values | changes)
 

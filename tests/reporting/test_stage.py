@@ -18,7 +18,7 @@ from .conftest import PROMPTS, VARIANTS, Run, plan_rows
 
 FILES = {
     *("index.html", "report.md", "summary.json", "metrics.json"),
-    *("differences.png", "grid.png", "profile.png", "curves.png", "training.png"),
+    *("differences.png", "grid.png", "grid-more.png", "profile.png", "curves.png", "training.png"),
     *("won.png", "lost.png"),
     *(f"plots/{name}.csv" for name in ("chunk_draws", "differences", "how_trained", "l1_profile", "pairs")),
     *(f"plots/{name}.csv" for name in ("reward_curves", "training", "watched")),
