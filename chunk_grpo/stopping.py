@@ -104,7 +104,7 @@ class StopSignal:
             self._leave()
         if self._answer == "exit":
             with suppress(OSError):
-                os.write(_STDERR, f"error: {self._message()}\n".encode())
+                os.write(_STDERR, f"{self._message()}\n".encode())
             os._exit(Stopped.exit_code)
 
     def _leave(self) -> NoReturn:

@@ -141,10 +141,10 @@ def check_environment() -> None:
 
 
 def report_error(error: ChunkGrpoError | Stopped) -> int:
-    """Print the error that ended a stage; return its exit code."""
-    Console(stderr=True, soft_wrap=True).print(
-        f"error: {error}", style="bold red", markup=False, highlight=False
-    )
+    """Print the error, or the stop on request, that ended a stage; return its exit code."""
+    is_stop = STOP.requested and error.exit_code == Stopped.exit_code
+    text, style = (str(error), "bold") if is_stop else (f"error: {error}", "bold red")
+    Console(stderr=True, soft_wrap=True).print(text, style=style, markup=False, highlight=False)
     return error.exit_code
 
 

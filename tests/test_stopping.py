@@ -129,7 +129,7 @@ def test_a_stop_signal_at_the_imports_ends_with_one_sentence(number: signal.Sign
         _, errors = process.communicate(timeout=10)
     assert process.returncode == 75
     assert errors == (
-        f"error: stopped by {number.name}. Run the same command again; "
+        f"stopped by {number.name}. Run the same command again; "
         "a training resumes from its newest checkpoint.\n"
     )
 
@@ -155,7 +155,7 @@ def test_stage_orphaned_during_startup_ends(folder: Path) -> None:
 
 
 @linux
-def test_a_run_ends_with_make(folder: Path) -> None:
+def test_the_run_ends_with_make(folder: Path) -> None:
     (folder / "bin").mkdir()
     (folder / "bin" / "python").symlink_to(sys.executable)
     run = folder / "bin" / "chunk-grpo"

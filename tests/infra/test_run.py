@@ -8,11 +8,12 @@ import sys
 import textwrap
 from pathlib import Path
 
+import psutil
 import pytest
 
 from infra import run
 from tests.conftest import ROOT
-from tests.waiting import wait_for
+from tests.waiting import has_ended, wait_for
 
 WORK = """
 import pathlib, signal, sys, time
@@ -24,7 +25,7 @@ if what == "sentence":
     sys.exit(2)
 if what == "hangs":
     def stop(*_):
-        print("error: stopped after iteration 3; kept", flush=True)
+        print("stopped after iteration 3; kept", flush=True)
         sys.exit(75)
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
@@ -141,10 +142,21 @@ def test_a_stop_waits_for_the_stage(number: signal.Signals, folder: Path) -> Non
         process.send_signal(number)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 75
-    kept = said.index("error: stopped after iteration 3; kept\n")
+    kept = said.index("stopped after iteration 3; kept\n")
     rest = said[kept:].splitlines()[1:]
     after = "stopped by SIGTERM: finished stages and checkpoints are kept; chunk-grpo run goes on from there"
     assert rest == ([] if number == signal.SIGINT else [after])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems tell no child of its parent's end")
+def test_dvc_ends_with_the_command(folder: Path) -> None:
+    process = started(folder, "hangs")
+    wait_for((folder / "hangs").exists, 60, "the stage")
+    (dvc,) = psutil.Process(process.pid).children()
+    process.kill()
+    wait_for(lambda: has_ended(dvc.pid), 30, "the end of DVC")
+    os.killpg(process.pid, signal.SIGTERM)  # its stage, which is none of ours
+    process.communicate(timeout=30)
 
 
 def test_wrong_parameters_end_it_before_dvc_begins(

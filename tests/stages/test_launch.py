@@ -100,7 +100,7 @@ def test_stop_reaches_all_processes_and_is_printed_once(
     assert process.returncode == 75
     assert started.all_say("saved")
     name = number.name if reaches == "all" else "SIGTERM"
-    assert re.fullmatch(f"error: stopped by ({name}|SIGTERM). [^\n]*\n", errors)
+    assert re.fullmatch(f"stopped by ({name}|SIGTERM). [^\n]*\n", errors)
 
 
 @pytest.mark.slow

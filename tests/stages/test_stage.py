@@ -113,7 +113,7 @@ def test_a_stop_signal_ends_a_stage_at_once(work: str, number: signal.Signals, s
         process.send_signal(number)
         _, errors = process.communicate(timeout=10)
     assert process.returncode == 75
-    assert errors.startswith(f"error: stopped by {number.name}. Run the same command again;")
+    assert errors.startswith(f"stopped by {number.name}. Run the same command again;")
     assert errors.count("\n") == 1
 
 

@@ -274,7 +274,7 @@ def test_training_that_is_stopped_goes_on_and_ends_the_same(workspace: Workspace
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 75
     assert re.search(
-        r"error: stopped after iteration ([1-5]) of 6; kept in \S+/iteration-00000\1(-1)?\. Run", errors
+        r"(?m)^stopped after iteration ([1-5]) of 6; kept in \S+/iteration-00000\1(-1)?\. Run", errors
     )
     assert "Traceback" not in errors
     assert not target.exists()

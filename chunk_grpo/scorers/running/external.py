@@ -143,7 +143,10 @@ class External:
         place = ""
         if calls:
             _LOG.error("%s", "".join(traceback.format_list(calls)).rstrip())
-            place = f" ({Path(calls[0].filename).name}, line {calls[0].lineno})"  # a server's paths are not for clients
+            last = [call for call in calls if call.filename == calls[0].filename][
+                -1
+            ]  # not in a library that it calls
+            place = f" ({Path(last.filename).name}, line {last.lineno})"  # a server's paths are not for its clients
         keys = sorted({key for each in batch.metadata for key in each})
         return DataError(
             f"scorers.{self.key}: {self.settings.source} raised {type(error).__name__}: {error}{place}. "
