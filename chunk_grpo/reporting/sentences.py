@@ -94,7 +94,8 @@ def headline(
     answer = _answer(tuned, reward, is_visible)
     return answer[0].upper() + answer[1:], (
         f"{reward[0].upper()}{reward[1:]} on {prompts_text(reach)}, tuned against base, {seeds}; mean paired "
-        f"difference and 95 % interval: {effects_text(tuned)}."
+        "difference, 95 % interval, and size in the spread (standard deviation) of the base’s images: "
+        f"{effects_text(tuned)}."
     )
 
 

@@ -89,6 +89,13 @@ def test_markdown_links_its_pictures(files: dict[str, bytes]) -> None:
     assert sorted(pictures) == sorted(name for name in files if name.endswith(".png"))
 
 
+def test_curves_say_on_which_prompts_and_steps_they_are(files: dict[str, bytes]) -> None:
+    text = files["report.md"].decode()
+    assert "the first 48 held-out prompts, 2 images each" in text
+    assert "Both take the 17 steps of training." in text
+    assert "all held-out prompts in 50 steps (ODE)" in text
+
+
 def test_summary_holds_what_the_page_says(files: dict[str, bytes]) -> None:
     found = json.loads(files["summary.json"])
     assert found["prompts"] == 48
