@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from chunk_grpo.artifacts import read_json
-from chunk_grpo.reporting.comparisons import digits_of
+from chunk_grpo.reporting.comparisons import SEEN, digits_of
 from chunk_grpo.reporting.evidence import MODES
 from chunk_grpo.reporting.palette import MANY
 
@@ -44,7 +44,10 @@ def _texts(found: Mapping[str, float | None]) -> tuple[str, str]:
     if low is None or high is None:
         return f"{mean:.3f}", f"{difference:+.3f} (no interval: too few prompts)"
     digits, size = digits_of(low, high), found["size"]
-    of_spread = "" if size is None else f", {abs(size):.2f} of the base's spread"
+    of_spread = ""
+    if size is not None and (low > 0 or high < 0):
+        warning = " (too small to see)" if abs(size) < SEEN else ""
+        of_spread = f", {abs(size):.2f} of the base's spread{warning}"
     return f"{mean:.3f}", f"{difference:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f}){of_spread}"
 
 

@@ -45,6 +45,19 @@ def test_base_tuned_and_hybrid_with_their_intervals() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("low", "size", "end"),
+    [
+        (0.01, 0.3, "+0.090), 0.30 of the base's spread"),
+        (0.01, 0.04, "+0.090), 0.04 of the base's spread (too small to see)"),
+        (-0.01, 0.3, "(-0.010 to +0.090)"),
+    ],
+)
+def test_the_size_of_a_shown_difference_is_given(low: float, size: float, end: str) -> None:
+    tuned = {"training_reward": {"mean": 0.6, "difference": 0.05, "low": low, "high": 0.09, "size": size}}
+    assert answer_lines(SUMMARY | {"ws": {"tuned": tuned}})[3].endswith(end)
+
+
 def test_few_prompts_have_no_interval_and_graded_scores_no_flips() -> None:
     tuned = {"training_reward": {"mean": 0.6, "difference": 0.1, "low": None, "high": None, "size": 0.2}}
     answer = SUMMARY["answer"] | {"flips": None}
