@@ -11,10 +11,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.checkpoints import newest
 from tests.conftest import ROOT, VARIANT, Workspace
+from tests.real_checkout import make_checkout, python
 from tests.stages.started import STAGE
 from tests.waiting import wait_for
 
@@ -182,16 +184,46 @@ def test_each_node_has_its_rank_and_its_part_of_a_stage(
     assert not list((checkout / ".dvc" / "tmp").iterdir())
 
 
+def hangs_once() -> list[str]:
+    """A stage that waits for ever the first time, and does nothing when its job is queued again."""
+    twice = "if [ -e begun ]; then work=nothing; else touch begun; work=hang; fi; "
+    return ["bash", "-c", f"{twice}echo $work; exec {' '.join(stage('$work'))}"]
+
+
 def test_a_killed_follower_is_named_and_the_job_is_queued_again(cluster: Cluster, checkout: Path) -> None:
     """With the log of both runs."""
-    twice = "if [ -e begun ]; then work=nothing; else touch begun; work=hang; fi; "
-    command = " ".join(stage("$work"))
-    job = cluster.submit(checkout, 2, "bash", "-c", f"{twice}echo $work; exec {command}")
+    job = cluster.submit(checkout, 2, *hangs_once())
     wait_for(lambda: (checkout / "out" / "1").exists(), 120, "the follower's process")
     cluster.run(checkout, "scancel", "--signal=KILL", f"{job}.0")
     state, output = cluster.ended(checkout, job, 300)
     assert state == "COMPLETED", output
     assert output.index("hang\n") < output.index("machine 1 of 2 is lost") < output.index("nothing\n")
+
+
+def test_a_job_is_queued_again_where_a_killed_follower_ends_the_step_of_all(
+    cluster: Cluster, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KillOnBadExit, a setting of clusters: the other follower ends, too."""
+    monkeypatch.setenv("SLURM_KILL_BAD_EXIT", "1")
+    job = cluster.submit(checkout, 3, *hangs_once())
+    wait_for(lambda: (checkout / "out" / "2").exists(), 120, "the followers' processes")
+    follower(checkout, 1).kill()
+    state, output = cluster.ended(checkout, job, 300)
+    assert (state, cluster.shown(checkout, job, "Restarts")) == ("COMPLETED", "1"), output
+    assert output.index("hang\n") < output.index("machine 1 of 3 is lost") < output.index("nothing\n")
+
+
+def follower(folder: Path, rank: int) -> psutil.Process:
+    """The process of `stages.follow` in a folder."""
+    seen = [each for each in psutil.process_iter(["cmdline", "cwd", "environ"]) if each.info["cmdline"]]
+    (found,) = (
+        each
+        for each in seen
+        if "stages.follow" in each.info["cmdline"]
+        and each.info["cwd"] == str(folder)
+        and (each.info["environ"] or {}).get("PET_NODE_RANK") == str(rank)
+    )
+    return found
 
 
 SAVES = """
@@ -255,3 +287,15 @@ def test_a_training_on_two_nodes_goes_on_after_the_time_limit_to_the_same_bytes(
     assert cluster.shown(workspace.root, job, "Restarts") == "1", output
     names = [name for name in alone.files() if name.startswith(f"train/{VARIANT}/")]
     assert names and [workspace.files()[name] for name in names] == [alone.files()[name] for name in names]
+
+
+@pytest.mark.timeout(3600)
+def test_the_smoke_preset_comes_to_its_report_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    """By the command of docs/deploy.md, which runs `dvc repro`."""
+    work = make_checkout(tmp_path / "checkout")
+    composed = python(work, "-m", "infra.params", "compose", "smoke", "--force")
+    assert composed.returncode == 0, composed.stderr
+    state, output = cluster.ended(work, cluster.submit(work, 2), 3000)
+    assert state == "COMPLETED", output
+    assert "machine 1 of 2 began -m stages.train" in output
+    assert (work / "artifacts" / "report" / "index.html").exists()
