@@ -119,11 +119,13 @@ def _python(words: list[str]) -> Iterator[str]:
 
 
 def _chunk_grpo(words: list[str]) -> Iterator[str]:
+    if words[1:] in ([], ["--help"]):
+        return
     if words[1] not in COMMANDS:
         yield f"chunk-grpo has no {words[1]}"
         return
     try:
-        module_of(words[1]).parser().parse_args(words[2:])
+        module_of(words[1]).parser().parse_args(["1" if word == "N" else word for word in words[2:]])
     except SystemExit:
         yield "chunk-grpo does not take these words; its message is in the captured output"
 
