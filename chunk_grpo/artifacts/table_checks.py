@@ -14,7 +14,10 @@ from chunk_grpo.artifacts.schemas import TableSchema
 from chunk_grpo.artifacts.storage import Location
 from chunk_grpo.errors import DataError
 
-REWRITE_IT = "Delete it and run `dvc repro` to write it again."
+REWRITE_IT = (
+    "Delete it and run `dvc repro` to write it again. If it comes back so, it is damaged in DVC's cache as well: "
+    "see docs/operations.md, A damaged cache."
+)
 
 ROUNDING = 1e-6
 """A score may lie outside its scale by this share of the scale's width: sums of weighted parts are rounded."""

@@ -18,6 +18,7 @@ from chunk_grpo.artifacts import (
     write_csv,
     write_table,
 )
+from chunk_grpo.artifacts.table_checks import REWRITE_IT
 from chunk_grpo.errors import DataError
 
 PROMPTS: list[dict[str, Any]] = [
@@ -110,7 +111,7 @@ def test_a_file_that_is_no_parquet_or_damaged(damage: Callable[[bytes], bytes], 
     path.write_bytes(damage(written(path)))
     message = fails(path)
     assert message.startswith(f"{path}: corrupt, cut off, or no Parquet file (")
-    assert message.endswith("). Delete it and run `dvc repro` to write it again.")
+    assert message.endswith(f"). {REWRITE_IT}")
 
 
 def test_another_table(tmp_path: Path) -> None:
@@ -129,10 +130,7 @@ def test_an_older_and_a_newer_version(tmp_path: Path, monkeypatch: pytest.Monkey
     write_table(prompts(), path, "prompts")
     schema = SCHEMAS["prompts"]
     monkeypatch.setitem(SCHEMAS, "prompts", TableSchema("prompts", 3, schema.columns))
-    assert fails(path) == (
-        f"{path}: must be the table prompts/3, got the older version 1. "
-        "Delete it and run `dvc repro` to write it again."
-    )
+    assert fails(path) == (f"{path}: must be the table prompts/3, got the older version 1. {REWRITE_IT}")
     write_table(prompts(), path, "prompts")
     monkeypatch.undo()
     assert fails(path) == (

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from chunk_grpo.artifacts import SCHEMAS, SchemaName, read_parts, read_table, table_from_rows, write_table
+from chunk_grpo.artifacts.table_checks import REWRITE_IT
 from chunk_grpo.errors import DataError
 from stages import report
 from stages._stage import run_stage
@@ -92,7 +93,7 @@ def test_an_edited_table_is_refused_by_the_report(
         file.write_bytes(before)
     message = capsys.readouterr().err
     assert f"error: {file}: row " in message and told in message
-    assert message.rstrip().endswith("Delete it and run `dvc repro` to write it again.")
+    assert message.rstrip().endswith(REWRITE_IT)
 
 
 def rows_of(name: SchemaName, random_: random.Random) -> list[Row]:
