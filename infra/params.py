@@ -14,11 +14,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from chunk_grpo.config import load_params
+from chunk_grpo.config import Params, load_params
 from chunk_grpo.config.notices import notices
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.orchestration.dvc_state import keep_own_state
 from chunk_grpo.orchestration.presets import replace_params
+from chunk_grpo.training.trackers import check_trackers
 from infra.reference import write_reference
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             check()
             return 0
         replace_params(ROOT, options.preset, force=options.force, variants=options.variants)
-        _note()
+        _noted()
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
@@ -43,14 +44,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check() -> None:
-    """Check params.yaml and DVC's folder for its state; print remarks. ConfigError lists all problems."""
+    """Check params.yaml, its trackers and DVC's folder for its state; print remarks. ConfigError lists all problems."""
     keep_own_state(ROOT)
-    _note()
+    check_trackers(_noted().trackers)
 
 
-def _note() -> None:
-    for notice in notices(load_params(ROOT / "params.yaml")):
+def _noted() -> Params:
+    params = load_params(ROOT / "params.yaml")
+    for notice in notices(params):
         sys.stderr.write(f"note: {notice}\n")
+    return params
 
 
 def parser() -> argparse.ArgumentParser:

@@ -9,11 +9,9 @@ by a stub, which checks the calls but not the service's responses.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
@@ -26,19 +24,12 @@ from chunk_grpo.errors import ConfigError
 from chunk_grpo.training.journal import Heading, Journal
 from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.run import RunPaths
+from chunk_grpo.training.trackers import WANDB_ADVICE, check_trackers
 
 _IMAGES = "heldout"
 """Name of the images in TensorBoard and Weights & Biases."""
 
 _ID_FILE = "wandb_run_id.txt"
-
-_WITHOUT_LOGIN = ("offline", "disabled", "dryrun")
-"""Values of WANDB_MODE with which wandb contacts no server."""
-
-_WANDB_ADVICE = (
-    "Run `wandb login`, or set WANDB_MODE=offline and upload later with `wandb sync`, or remove wandb from the "
-    "trackers."
-)
 
 
 class MetricSink(Protocol):
@@ -84,7 +75,7 @@ def open_sinks(
         ConfigError: A tracker is not installed, or wandb is neither logged in nor offline, or does not start.
         DataError: The folder cannot be written.
     """
-    _check_trackers(paths.trackers)
+    check_trackers(paths.trackers)
     if not is_main:
         return []
     folder, sinks = paths.logs / paths.name, list[MetricSink]()
@@ -143,7 +134,7 @@ class _WeightsAndBiases:
                 project="chunk-grpo", name=name, dir=str(folder), id=run_id, resume="allow"
             )
         except self._wandb.Error as error:
-            raise ConfigError(f"trackers: wandb does not start ({error}). {_WANDB_ADVICE}") from error
+            raise ConfigError(f"trackers: wandb does not start ({error}). {WANDB_ADVICE}") from error
         self._run.config.update(dict(config), allow_val_change=True)
 
     def log(
@@ -155,17 +146,3 @@ class _WeightsAndBiases:
     def close(self, *, is_finished: bool) -> None:
         del is_finished
         self._run.finish()
-
-
-def _check_trackers(names: Sequence[str]) -> None:
-    """Check early that these trackers can be opened. Contacts no server."""
-    for name in names:
-        if find_spec(name) is None:
-            raise ConfigError(
-                f"trackers: {name} is not installed. Run `pip install {name}`, or remove {name} from the trackers."
-            )
-    if "wandb" not in names or os.environ.get("WANDB_MODE") in _WITHOUT_LOGIN:
-        return
-    # Without a key wandb would prompt for one, and block an unattended run.
-    if not os.environ.get("WANDB_IDENTITY_TOKEN_FILE") and import_module("wandb").api.api_key is None:
-        raise ConfigError(f"trackers: wandb is not logged in. {_WANDB_ADVICE}")

@@ -1,6 +1,7 @@
 """infra/params.py: what `make params` and `make run` do to params.yaml first."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,14 @@ def test_unused_train_prompts_give_a_note(root: Path, capsys: pytest.CaptureFixt
         "note: prompts.train_count: 50,000 train prompts are listed, but at most 2,432 are used: 1 x 150 x 16 = 2,400 "
         "(train.seeds, iterations, prompts_per_iteration) and 32 (profile.num_prompts)."
     )
+
+
+def test_a_tracker_that_is_not_installed_is_found_before_the_first_stage(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert params.main(["compose", "tiny"]) == 0
+    file = root / "params.yaml"
+    file.write_text(file.read_text("utf-8").replace("- tensorboard", "- wandb"), "utf-8")
+    assert params.main(["check"]) == 2
+    assert "trackers: wandb is not installed. Run `pip install wandb`" in capsys.readouterr().err

@@ -1,0 +1,40 @@
+"""Whether the trackers of params.yaml can be opened; imports no torch, so that a run can ask before its first stage."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+
+from chunk_grpo.errors import ConfigError
+
+_WITHOUT_LOGIN = ("offline", "disabled", "dryrun")
+"""Values of WANDB_MODE with which wandb contacts no server."""
+
+WANDB_ADVICE = (
+    "Run `wandb login`, or set WANDB_MODE=offline and upload later with `wandb sync`, or remove wandb from the "
+    "trackers."
+)
+"""What to do where wandb does not start."""
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Check early that these trackers can be opened. Contacts no server.
+
+    Args:
+        names: Values of `trackers` in params.yaml.
+
+    Raises:
+        ConfigError: One is not installed, or wandb is not logged in.
+    """
+    for name in names:
+        if find_spec(name) is None:
+            raise ConfigError(
+                f"trackers: {name} is not installed. Run `pip install {name}`, or remove {name} from the trackers."
+            )
+    if "wandb" not in names or os.environ.get("WANDB_MODE") in _WITHOUT_LOGIN:
+        return
+    # Without a key wandb would prompt for one, and block an unattended run.
+    if not os.environ.get("WANDB_IDENTITY_TOKEN_FILE") and import_module("wandb").api.api_key is None:
+        raise ConfigError(f"trackers: wandb is not logged in. {WANDB_ADVICE}")
