@@ -29,6 +29,7 @@ KNOWN = STARTED | {
     *(
         ".",
         "accelerate",
+        "awk",
         "apt-get",
         "chmod",
         "cp",

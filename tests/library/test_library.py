@@ -131,7 +131,7 @@ def test_a_training_that_was_interrupted_goes_on_to_the_same_bytes(
 
     whole, calls = train(tmp_path / "whole", Reward), Reward.calls
     Reward.calls, Reward.last = 0, calls - 1
-    with pytest.raises(RuntimeError, match="power cut"):
+    with pytest.raises(DataError, match="raised RuntimeError: power cut"):
         train(tmp_path / "part", Reward)
     Reward.calls = 0
     assert bytes_of(train(tmp_path / "part", Reward)) == bytes_of(whole)
