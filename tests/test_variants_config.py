@@ -253,6 +253,9 @@ def test_a_variant_has_a_name_of_its_own() -> None:
     assert problems(put("variants.base", CHUNK)) == [
         "variants.base: this name means the untrained policy; choose another"
     ]
+    assert problems(put("variants.answer", CHUNK)) == [
+        "variants.answer: this name means a key of the report's summary.json; choose another"
+    ]
 
 
 @pytest.mark.parametrize("value", FUZZ, ids=repr)

@@ -133,10 +133,10 @@ def plans_fit_steps(chunks: ChunksParams, sampling: SamplingParams) -> Iterator[
 
 
 def policy_names_are_free(policies: Mapping[str, AnyPolicy], variants: Variants) -> Iterator[Problem]:
-    """No compared policy has the name of a variant or of the untrained policy."""
+    """No compared policy has the name of a variant, or a name with another meaning."""
     for name in policies:
         if name in variants or name in RESERVED_VARIANTS:
-            what = "a variant" if name in variants else "the untrained policy"
+            what = "a variant" if name in variants else RESERVED_VARIANTS[name]
             yield Problem(("policies", name), f"this name means {what}; choose another")
 
 

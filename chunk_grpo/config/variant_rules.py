@@ -21,15 +21,18 @@ from chunk_grpo.config.variants import VariantParams
 
 Variants: TypeAlias = Mapping[str, VariantParams]
 
-RESERVED_VARIANTS = ("base",)
-"""`base` names the untrained policy in every artifact."""
+RESERVED_VARIANTS = {
+    "base": "the untrained policy",
+    **dict.fromkeys(("prompts", "captions", "train_seeds", "answer"), "a key of the report's summary.json"),
+}
+"""Names that no trained or compared policy may have, and what each means."""
 
 
 def variant_names_are_free(variants: Variants) -> Iterator[Problem]:
-    """No variant has the name of the untrained policy."""
+    """No variant has a name with another meaning."""
     for name in variants:
         if name in RESERVED_VARIANTS:
-            yield Problem(("variants", name), "this name means the untrained policy; choose another")
+            yield Problem(("variants", name), f"this name means {RESERVED_VARIANTS[name]}; choose another")
 
 
 def variant_plans_exist(variants: Variants, chunks: ChunksParams) -> Iterator[Problem]:

@@ -11,6 +11,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from chunk_grpo.artifacts import read_table, table_from_rows, write_table
+from chunk_grpo.config.variant_rules import RESERVED_VARIANTS
 from stages import report
 from stages._stage import run_stage
 
@@ -106,6 +107,8 @@ def test_summary_holds_what_the_page_says(files: dict[str, bytes]) -> None:
     by_hand = chunk["mean"] - 0.6 * found["chunk"]["tuned"]["shapes-vivid"]["mean"]
     assert by_hand == pytest.approx(found["chunk"]["tuned"]["shapes-graded"]["mean"], abs=2e-6)
     assert "shapes-exact_overall" in found["dance"]["hybrid"]
+    others = {key for key, value in found.items() if not (isinstance(value, dict) and "tuned" in value)}
+    assert others == {*RESERVED_VARIANTS}
     metrics = json.loads(files["metrics.json"])
     assert metrics.pop("base") == found["base"]["training_reward"]
     assert metrics == {
