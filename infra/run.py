@@ -9,7 +9,6 @@ a server did not answer; run it again), 1 for anything else. Ctrl-C stops it; th
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import re
@@ -25,6 +24,8 @@ from typing import Any
 
 import psutil
 
+from chunk_grpo.artifacts.layout import Layout
+from chunk_grpo.config import load_params
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, Stopped
 from chunk_grpo.guard import adopt_orphans, exec_with_parent_death_signal
 from chunk_grpo.orchestration.outcomes import StageFailed
@@ -34,8 +35,6 @@ from infra import params
 
 ROOT = Path(__file__).resolve().parents[1]
 LOG = Path("logs", "dvc.log")
-DURATIONS = Path("logs", "durations.json")
-REPORT = Path("artifacts", "report")
 _LONGEST = 500  # characters of what DVC says
 _EXPLAINED = (ConfigError.exit_code, DataError.exit_code, Stopped.exit_code)
 """Exit codes of stages that end with a sentence of their own."""
@@ -105,17 +104,13 @@ def reproduce(stop: Stop, patience: float) -> tuple[int, list[dict[str, Any]]]:
     sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix="chunk-grpo-") as folder:
         record, known = Path(folder, "stages.jsonl"), Path(folder, "durations.json")
-        earlier = durations(ROOT)
-        known.write_text(json.dumps(earlier), encoding="utf-8")
+        known.write_text(json.dumps(durations(ROOT)), encoding="utf-8")
         words = [sys.executable, "-m", "chunk_grpo.orchestration.shown", str(record), str(LOG), str(known)]
         adopt_orphans()  # a stage whose DVC has ended, while it saves its checkpoint
         code = subprocess.Popen(exec_with_parent_death_signal(words), cwd=ROOT).wait()
         _wait_for_all(patience if stop.signal else 0)
         lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
-    found = [json.loads(line) for line in lines]
-    ran = {each["stage"]: each["seconds"] for each in found if each["outcome"] == "ran" and not each["code"]}
-    _keep_durations(ROOT, earlier | ran)
-    return code, found
+    return code, [json.loads(line) for line in lines]
 
 
 def _wait_for_all(seconds: float) -> None:
@@ -131,21 +126,14 @@ def _wait_for_all(seconds: float) -> None:
 
 
 def durations(root: Path) -> dict[str, float]:
-    """Seconds of stages that ran earlier with the parameters of now, by name."""
+    """Seconds of stages by name, from the manifests of their last runs, if these had the parameters of now."""
+    at = Layout.below(str(root))
     with suppress(OSError, ValueError, KeyError):
-        found = json.loads((root / DURATIONS).read_text(encoding="utf-8"))
-        if found["params"] == _digest(root):
-            return dict(found["seconds"])
+        recorded = json.loads(Path(at.settings).read_text(encoding="utf-8"))
+        if recorded == load_params(root / "params.yaml").model_dump(mode="json"):
+            found = (json.loads(path.read_text(encoding="utf-8")) for path in Path(at.runs).glob("*.json"))
+            return {each["stage"]: each["seconds"] for each in found}
     return {}
-
-
-def _keep_durations(root: Path, seconds: Mapping[str, float]) -> None:
-    text = json.dumps({"params": _digest(root), "seconds": dict(seconds)}, indent=1)
-    (root / DURATIONS).write_text(text, encoding="utf-8")
-
-
-def _digest(root: Path) -> str:
-    return hashlib.sha256((root / "params.yaml").read_bytes()).hexdigest()
 
 
 def counts(record: Sequence[Mapping[str, Any]]) -> str:
@@ -156,13 +144,14 @@ def counts(record: Sequence[Mapping[str, Any]]) -> str:
 
 def answer(root: Path) -> list[str]:
     """The answer of a finished run, where its report is, and how to open it from elsewhere."""
-    from chunk_grpo.reporting.answer import answer_lines  # here: importing pyarrow takes a second
+    from chunk_grpo.reporting.answer import answer_lines  # here: importing scipy takes half a second
 
+    at = Layout.below(str(root))
     return [
-        *answer_lines(root / REPORT / "summary.json"),
+        *answer_lines(Path(at.summary)),
         "",
-        f"Report: {root / REPORT / 'index.html'}",
-        f"On a machine without a browser: python -m http.server 8000 --bind 127.0.0.1 --directory {root / REPORT}",
+        f"Report: {at.report}/index.html",
+        f"On a machine without a browser: python -m http.server 8000 --bind 127.0.0.1 --directory {at.report}",
         "and on yours: ssh -L 8000:127.0.0.1:8000 MACHINE, then http://127.0.0.1:8000",
     ]
 

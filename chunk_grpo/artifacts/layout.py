@@ -37,6 +37,8 @@ class Layout:
     """Run manifests."""
     report: str = f"{ARTIFACTS}/report"
     """The report."""
+    settings: str = f"{ARTIFACTS}/inputs/params.json"
+    """params.yaml, as the stages have read it."""
     model: str = f"{ARTIFACTS}/inputs/model.json"
     """Record of the checkpoint."""
     specs: str = f"{ARTIFACTS}/specs/scorers"

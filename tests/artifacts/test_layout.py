@@ -34,7 +34,7 @@ def outputs() -> set[str]:
 @pytest.mark.parametrize(
     "path",
     [
-        AT.prompts, AT.profile, AT.plan("P"), AT.model, AT.spec("S"),
+        AT.prompts, AT.profile, AT.plan("P"), AT.settings, AT.model, AT.spec("S"),
         AT.embeddings.replace("evaluation", "S"), AT.metrics("V", 0), AT.transformer("V", 0), AT.times("V", 0),
         AT.drawn("base"), AT.drawn("V", 0), AT.scored("base", "S"), AT.scored("V", "S"),
         AT.manifest("score_base@S"), AT.summary,

@@ -1,6 +1,5 @@
 """chunk-grpo run: the last lines on the screen, and the exit code, of a small pipeline of its own."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,6 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from chunk_grpo.artifacts import write_json
+from chunk_grpo.artifacts.layout import Layout
+from chunk_grpo.config import load_params
 from infra import run
 from tests.conftest import ROOT
 from tests.waiting import has_ended, wait_for
@@ -94,15 +96,18 @@ def test_a_finished_run_ends_with_its_answer(folder: Path) -> None:
     begun = ["stage 1 of 2: first", "stage 2 of 2: second"]
     assert ended(folder, "ok") == (0, [*begun, "", "2 stages: 2 ran, 0 were up to date", "the answer"])
     assert "> exec python work.py ok a.txt" in (folder / run.LOG).read_text()
-    timed = json.loads((folder / run.DURATIONS).read_text())["seconds"]
-    assert timed.keys() == {"first", "second"}
     again = ended(folder, "ok")
     assert again == (0, ["", "2 stages: 0 ran, 2 were up to date", "the answer"])
-    (folder / "a.txt").unlink()
-    (folder / "work.py").touch()
-    assert run.durations(folder) == timed
-    (folder / "params.yaml").write_text("a: 2\n")
-    assert run.durations(folder) == {}
+
+
+def test_times_come_from_the_last_run_with_the_same_parameters(tmp_path: Path) -> None:
+    text, at = (ROOT / "params.yaml").read_text("utf-8"), Layout.below(str(tmp_path))
+    (tmp_path / "params.yaml").write_text(text, "utf-8")
+    write_json(load_params(tmp_path / "params.yaml").model_dump(mode="json"), at.settings)
+    write_json({"stage": "train@chunk-ws-0", "seconds": 61.5}, at.manifest("train@chunk-ws-0"))
+    assert run.durations(tmp_path) == {"train@chunk-ws-0": 61.5}
+    (tmp_path / "params.yaml").write_text(text.replace("eta: 0.7", "eta: 0.6"), "utf-8")
+    assert run.durations(tmp_path) == {}
 
 
 def test_the_sentence_of_a_stage_is_the_last_line(folder: Path) -> None:

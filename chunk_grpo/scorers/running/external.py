@@ -143,9 +143,8 @@ class External:
         place = ""
         if calls:
             _LOG.error("%s", "".join(traceback.format_list(calls)).rstrip())
-            last = [call for call in calls if call.filename == calls[0].filename][
-                -1
-            ]  # not in a library that it calls
+            # The deepest call in the user's file, not in a library that it calls.
+            *_, last = (call for call in calls if call.filename == calls[0].filename)
             place = f" ({Path(last.filename).name}, line {last.lineno})"  # a server's paths are not for its clients
         keys = sorted({key for each in batch.metadata for key in each})
         return DataError(
