@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chunk_grpo.planning.cost import IterationCost, stage_costs
+from chunk_grpo.planning.cost import IterationCost, hours_of, stage_costs
 from chunk_grpo.planning.machines import GPUS, Machine, machine
 from chunk_grpo.planning.memory import Phase
 from chunk_grpo.planning.settings import Settings
@@ -42,10 +42,6 @@ def cards_of(
             network_gbs=like.network_gbs,
             disk_gbs=like.disk_gbs,
         )
-        stages = stage_costs(settings, one, costs)
-        hours = (
-            sum(stage.seconds.least for stage in stages) / 3600,
-            sum(stage.seconds.most for stage in stages) / 3600,
-        )
+        hours = hours_of(stage_costs(settings, one, costs))
         found.append(Card(name, sheet.memory_gb, fullest.name, one.memory_bytes - fullest.bytes, hours))
     return found

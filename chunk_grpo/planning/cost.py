@@ -180,6 +180,14 @@ def stage_costs(settings: Settings, machine: Machine, iterations: Sequence[Itera
     ]
 
 
+def hours_of(stages: Sequence[StageCost]) -> tuple[float, float]:
+    """Least and most hours of the stages one after the other."""
+    return (
+        sum(stage.seconds.least for stage in stages) / 3600,
+        sum(stage.seconds.most for stage in stages) / 3600,
+    )
+
+
 def text_flop(settings: Settings) -> float:
     """Operations of encoding a prompt: 2 for each weight outside the tables of embeddings, and token.
 

@@ -13,6 +13,7 @@ from chunk_grpo.planning.cost import (
     GIGA,
     IterationCost,
     StageCost,
+    hours_of,
     iteration_cost,
     save_seconds,
     stage_costs,
@@ -84,7 +85,7 @@ class Plan:
     storage: Storage
     """Files and host memory."""
     downloads: float
-    """Bytes of weights from a hub: the checkpoint's, if it is no local folder, and those of the counted scorers."""
+    """Bytes of weights from a hub: of the checkpoint, if it is no local folder, and of the counted scorers."""
     cards: list[Card]
     """The same run on each kind of GPU."""
     stop_seconds: float
@@ -171,8 +172,7 @@ def stop_time(settings: Settings, machine: Machine) -> float:
 
 def total_of(stages: list[StageCost], machine: Machine) -> Total:
     """Sums over the stages."""
-    least = sum(stage.seconds.least for stage in stages) / 3600
-    most = sum(stage.seconds.most for stage in stages) / 3600
+    least, most = hours_of(stages)
     used = (
         sum(stage.gpus * stage.seconds.least for stage in stages) / 3600,
         sum(stage.gpus * stage.seconds.most for stage in stages) / 3600,

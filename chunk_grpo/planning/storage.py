@@ -163,7 +163,7 @@ def storage_of(settings: Settings) -> Storage:
 
 
 def download_bytes(settings: Settings) -> float:
-    """Weights from a hub: the checkpoint's parts in its type, unless it is a local folder, and the counted scorers'."""
+    """Weights from a hub: of the checkpoint in its type, unless it is a local folder, and of the counted scorers."""
     whole = settings.network.weights + settings.text.weights + settings.vae_weights
     base = 0 if Path(settings.model.name).is_dir() else settings.element * whole
     return base + scoring(settings.params, tuple(settings.params.scorers)).bytes

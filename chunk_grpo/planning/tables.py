@@ -43,10 +43,10 @@ def summary(plan: Plan) -> str:
     """One sentence: whether it fits, hours, disk, downloads and money."""
     machine = plan.machine
     cards = f"{machine.gpus} x {machine.gpu} of {machine.memory_gb:g} GB"
-    trained = {one.name.removeprefix("train "): one for one in plan.stages if one.name.startswith("train ")}
     each = ", ".join(
-        f"{name} {_range(one.seconds.least / 3600, one.seconds.most / 3600)} h"
-        for name, one in trained.items()
+        f"{stage.name.removeprefix('train ')} {_range(stage.seconds.least / 3600, stage.seconds.most / 3600)} h"
+        for stage in plan.stages
+        if stage.name.startswith("train ")
     )
     facts = [
         f"{_range(*plan.total.hours)} h (training: {each})",
@@ -62,19 +62,12 @@ def summary(plan: Plan) -> str:
 
 
 def _cards(plan: Plan) -> Table:
-    rows = [
-        (
-            card.gpu,
-            f"{card.memory_gb:g}",
-            "yes" if card.left >= 0 else "NO",
-            f"{card.fullest} leaves {card.left / GIB:.1f}"
-            if card.left >= 0
-            else f"{card.fullest} lacks {-card.left / GIB:.1f}",
-            _range(*card.hours),
-        )
-        for card in plan.cards
-    ]
-    title = f"Cards that would do, {plan.machine.gpus} of each"
+    rows = []
+    for card in plan.cards:
+        fits, word = ("yes", "leaves") if card.left >= 0 else ("NO", "lacks")
+        room = f"{card.fullest} {word} {abs(card.left) / GIB:.1f}"
+        rows.append((card.gpu, f"{card.memory_gb:g}", fits, room, _range(*card.hours)))
+    title = f"The same run on other cards, {plan.machine.gpus} of each"
     return _table(title, ("", "GB", "fits", "GiB", "hours"), rows)
 
 
