@@ -21,7 +21,7 @@ class Command(NamedTuple):
     """A sub-command."""
 
     module: str
-    """Module with `parser()` and `main(argv)`. Those of infra are in a clone only, not in the wheel."""
+    """Module with `parser()` and `main(argv)`. A clone has the modules of infra, the wheel has not."""
     help: str
     """One line."""
 

@@ -1,9 +1,9 @@
 """End with the parent process, and with all processes that a command has started.
 
 `python guard.py PARENT SECONDS SCRIPT ...` runs a Python script in this process. When it has ended, the processes that
-it leaves in its group are ended: SIGTERM and, after SECONDS, SIGKILL. On SIGTERM, and on Linux also when PARENT has
-ended (killed, or crashed), they get SIGTERM at once, and the script goes on, to note how they ended; after SECONDS all
-are killed. While there are none, SIGTERM ends the script.
+it leaves in its group get SIGTERM and, after SECONDS, SIGKILL. It passes on a SIGTERM, which on Linux also comes when
+PARENT has been killed or has crashed. The script then notes how they end; after SECONDS everything is killed. If it has
+started none, SIGTERM ends the script.
 
 `python guard.py PARENT become COMMAND ...` becomes the command; only that process gets SIGTERM when PARENT ends.
 

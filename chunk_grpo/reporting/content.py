@@ -49,7 +49,7 @@ REWARD_METRICS = {
 
 
 def reward_curves_text(settings: ReportSettings) -> str:
-    """Prompts, steps and sampler of each curve of `REWARD_METRICS`, and those of the answer."""
+    """Prompts, steps and sampler of each curve of `REWARD_METRICS`, and of the answer."""
     training = settings.training
     images = f"{training.heldout_images} image{'s' * (training.heldout_images > 1)} each"
     return (

@@ -75,7 +75,7 @@ class Card:
 
 
 def _cards(name: str, figure: Figure) -> list[Card]:
-    """The panels of a figure. Those of a row with fewer panels are drawn wider, so that letters have one size."""
+    """The panels of a figure. In a row with fewer panels each is wider, so that all letters have one size."""
     width, height = figure.size
     most = figure.columns
     of_rows = [size for size in figures.row_sizes(len(figure.panels), most) for _ in range(size)]
