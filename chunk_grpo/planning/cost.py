@@ -14,6 +14,7 @@ from chunk_grpo.planning.storage import (
     checkpoint_bytes,
     encoded_for_training,
     images_of,
+    policy_bytes,
     prompts_of,
 )
 
@@ -160,7 +161,10 @@ class StageCost:
 
 
 def stage_costs(settings: Settings, machine: Machine, iterations: Sequence[IterationCost]) -> list[StageCost]:
-    """All stages that use a GPU. Loading, reading and writing are not in it, except checkpoints."""
+    """All stages that use a GPU, with the loading of weights and checkpoints.
+
+    Not in it: the start of processes, reading and writing of data.
+    """
     params, train = settings.params, settings.params.train
     prompts, generated = prompts_of(params), params.generate
     text, forward, drawn = text_flop(settings), settings.frozen_flop, settings.drawn_flop
@@ -171,13 +175,42 @@ def stage_costs(settings: Settings, machine: Machine, iterations: Sequence[Itera
     base = rows * (generated.num_steps * drawn + decode)
     tuned = rows * ((generated.num_steps + generated.base_steps) * drawn + 2 * decode)
     scores = images_of(params) * scoring(params, tuple(params.scorers)).flop
+    encoded = (sum(encoded_for_training(params)) + prompts.evaluated) * text
+    loaded = {name: size / (machine.disk_gbs * GIGA) for name, size in loaded_bytes(settings).items()}
     return [
-        _shared("encode", (sum(encoded_for_training(params)) + prompts.evaluated) * text, machine),
-        _shared("profile", profile * 2 * params.sampling.num_steps * forward, machine),
-        *(_training(settings, one, machine) for one in iterations),
-        _shared("generate", base + runs * tuned, machine),
-        _shared("score", scores, machine),
+        _shared("encode", encoded, machine, loaded["encode"]),
+        _shared("profile", profile * 2 * params.sampling.num_steps * forward, machine, loaded["profile"]),
+        *(_training(settings, one, machine, loaded["train"]) for one in iterations),
+        _shared("generate", base + runs * tuned, machine, loaded["generate"]),
+        _shared("score", scores, machine, loaded["score"]),
     ]
+
+
+def loaded_bytes(settings: Settings) -> dict[str, float]:
+    """Weights that a machine reads from its disk in all stages of a kind, once for all of its processes.
+
+    Text encoders T, network W, VAE V, a tuned policy P, scorers of training R and all scorers S; s training seeds, v
+    variants, c compared policies, d of them drawn here.
+
+    encode      T (2 + s)
+    profile     W
+    train       s (W + V + R), of one variant
+    generate    W + V, and W + V + P for each of the s v + d policies
+    score       S (1 + v + c)
+    """
+    params, seeds = settings.params, len(settings.params.train.seeds)
+    network = float(settings.element * settings.network.weights)
+    pair = network + settings.element * settings.vae_weights
+    watched = tuple(dict.fromkeys((*params.rewards, *params.train.heldout.scorers)))
+    policies = len(params.variants) * seeds + saved_policies(params)
+    sets = 1 + len(params.variants) + len(params.policies)
+    return {
+        "encode": float(settings.element * settings.text.weights) * (2 + seeds),
+        "profile": network,
+        "train": seeds * (pair + scoring(params, watched).bytes),
+        "generate": pair + policies * (pair + policy_bytes(settings)),
+        "score": sets * scoring(params, tuple(params.scorers)).bytes,
+    }
 
 
 def hours_of(stages: Sequence[StageCost]) -> tuple[float, float]:
@@ -198,12 +231,12 @@ def text_flop(settings: Settings) -> float:
     )
 
 
-def _shared(name: str, flop: float, machine: Machine) -> StageCost:
+def _shared(name: str, flop: float, machine: Machine, loading: float) -> StageCost:
     """A stage whose batches all GPUs take in turn."""
-    return StageCost(name, machine.gpus, flop, Seconds.of(flop / machine.gpus, 0.0, machine))
+    return StageCost(name, machine.gpus, flop, Seconds.of(flop / machine.gpus, 0.0, machine, loading))
 
 
-def _training(settings: Settings, one: IterationCost, machine: Machine) -> StageCost:
+def _training(settings: Settings, one: IterationCost, machine: Machine, loading: float) -> StageCost:
     """Training of a variant with all seeds: iterations, and checkpoints during which all GPUs wait."""
     train = settings.params.train
     saves = -(-train.iterations // train.checkpoint_every)
@@ -211,7 +244,7 @@ def _training(settings: Settings, one: IterationCost, machine: Machine) -> Stage
     number = train.iterations * len(train.seeds)
     flop = number * settings.processes * one.total_flop
     receiving = number * one.traffic.seconds(machine)
-    seconds = Seconds.of(flop / settings.processes, receiving, machine, saving)
+    seconds = Seconds.of(flop / settings.processes, receiving, machine, saving + loading)
     return StageCost(f"train {one.variant}", settings.processes, flop, seconds)
 
 

@@ -75,7 +75,7 @@ class Machine:
     network_gbs: float
     """GB/s of them that it receives from other machines, if all GPUs of a machine receive."""
     disk_gbs: float
-    """GB/s of the disk of checkpoints."""
+    """GB/s of the disk of weights and checkpoints."""
     stop_seconds: float
     """Seconds from a stop request to SIGKILL."""
     price: float | None
