@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch._dynamo.config as dynamo
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from chunk_grpo.errors import ConfigError
 
@@ -19,6 +22,9 @@ _GRAPHS = 2**20
 
 Torch's limits are 8, and 256 in all; what comes then would run uncompiled without a word.
 """
+
+_forgetting = False
+"""Whether compiled blocks forget what a backward pass would need."""
 
 
 def compile_blocks(network: Any) -> None:
@@ -38,6 +44,40 @@ def compile_blocks(network: Any) -> None:
         # Sharding has put a class of its own before that of a block. diffusers' compile_repeated_blocks misses it.
         if names & {kind.__name__ for kind in type(module).__mro__}:
             module.compile(dynamic=False, backend=_BACKEND, options=_OPTIONS)
+            module._compiled_call_impl = _able_to_forget(module._compiled_call_impl)
+
+
+@contextmanager
+def graphs_of_training() -> Iterator[None]:
+    """Context of a pass without a backward pass that runs the compiled graphs of passes with one.
+
+    The graphs round differently, so that ratios of a policy to itself would not be 1. Blocks keep one block's
+    activations at a time; the caller detaches the result.
+    """
+    global _forgetting
+    before, _forgetting = _forgetting, True
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        _forgetting = before
+
+
+def _able_to_forget(block: Callable[..., Any]) -> Callable[..., Any]:
+    """The block; in the context of `graphs_of_training` its outputs are cut off from its inputs.
+
+    They still require a gradient where they did, because the next block's graph depends on it.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        found = block(*args, **kwargs)
+        if not _forgetting:
+            return found
+        return tree_map_only(
+            torch.Tensor, lambda value: value.detach().requires_grad_(value.requires_grad), found
+        )
+
+    return call
 
 
 def try_compiler(device: torch.device) -> None:

@@ -23,7 +23,7 @@ from chunk_grpo.families.base import (
     VelocityModel,
     release_memory,
 )
-from chunk_grpo.families.compiling import compile_blocks, try_compiler
+from chunk_grpo.families.compiling import compile_blocks, graphs_of_training, try_compiler
 from chunk_grpo.families.grids import linear_shift, scheduler_times
 from chunk_grpo.families.limits import check_limits
 from chunk_grpo.families.sharding import StoredTensor, full_tensor, is_sharded, sharded_copy
@@ -209,6 +209,13 @@ class DiffusersFamily(ABC):
         Raises:
             ValueError: There is guidance, but no negative prompt.
         """
+        if not self._compiles or torch.is_grad_enabled():
+            return self._velocity(x, t, conditioning)
+        with graphs_of_training():
+            return self._velocity(x, t, conditioning).detach()
+
+    def _velocity(self, x: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
+        """`velocity`, by the graphs of the present mode."""
         dtype = self._options.dtype
         states, text = x.to(dtype), self._inputs(conditioning.tensors, x.device)
         with self._precision(x.device):

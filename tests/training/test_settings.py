@@ -176,6 +176,61 @@ def test_a_compiled_training_is_resumed_to_the_same_bytes(prompts: PromptSet, tm
     assert all(torch.equal(resumed.weights[key], value) for key, value in whole.weights.items())
 
 
+@pytest.mark.usefixtures("graphs")
+def test_a_pass_without_a_backward_pass_keeps_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph is a training's: the output requires a gradient as there, but leads back to no earlier block."""
+    monkeypatch.setattr(compiling, "_BACKEND", "eager")
+    network = Blocks(Block(), Block())
+    compiling.compile_blocks(network)
+    x = torch.ones(2, 2, requires_grad=True)
+    counters.clear()
+    expected = network(x)
+    with torch.no_grad(), compiling.graphs_of_training():
+        found = network(x)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert torch.equal(found, expected)
+    assert found.requires_grad
+    assert found.grad_fn is None
+    assert expected.grad_fn is not None
+
+
+ROUNDING: dict[str, dict[str, Any]] = {
+    "full": {},
+    "LoRA": LORA,
+    "LoRA, checkpointing": {**LORA, "gradient_checkpointing": True},
+}
+"""Trained weights in bfloat16, for which the compiled graphs with and without a gradient round differently."""
+
+ONE_IMAGE = {"rollout_batch_size": 1, "micro_batch_size": 1, "iterations": 1, "old_log_probs": "rollout"}
+"""Batches of one image in every pass."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("graphs")
+@pytest.mark.parametrize("cfg_scale", [1.0, 2.0])
+@pytest.mark.parametrize("name", ROUNDING)
+def test_compiled_ratios_of_a_policy_to_itself_are_1(
+    name: str, cfg_scale: float, prompts: PromptSet, tmp_path: Path
+) -> None:
+    """Old log-probabilities are the rollout's. Other numbers of images would round differently by themselves."""
+    train = {**RUN, **ONE_IMAGE, **ROUNDING[name], "compile": True}
+    seen = do(Job(CHUNK_WS, train, dtype="bfloat16", cfg_scale=cfg_scale), prompts, tmp_path)
+    assert seen.error == ""
+    assert seen.metric("fidelity_p99") == [0.0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_compiled_ratios_of_shards_are_1(prompts: PromptSet, tmp_path: Path) -> None:
+    train = {**RUN, **LORA, **ONE_IMAGE, "group_size": 4, "shard_weights": True, "compile": True}
+    run_pair({"it": Job(CHUNK_WS, train, dtype="bfloat16")}, prompts, tmp_path)
+    for rank in range(2):
+        seen = result(tmp_path, "it", rank)
+        assert seen.error == ""
+        assert seen.metric("fidelity_p99") == [0.0]
+
+
 @pytest.mark.slow
 def test_compiled_blocks_of_shards(prompts: PromptSet, tmp_path: Path) -> None:
     """Two processes; the reference is a sharded copy."""
