@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -31,6 +30,7 @@ from prefect.states import Cancelled, Cancelling
 from pydantic import SecretStr
 
 from chunk_grpo.environment import PUBLISH, REPORTS_URL
+from chunk_grpo.gpus import driver_gpus
 from chunk_grpo.guard import exec_with_parent_death_signal
 from chunk_grpo.orchestration.clones import locked
 from chunk_grpo.orchestration.dvc_state import keep_own_state
@@ -282,12 +282,7 @@ def visible_gpus() -> list[str]:
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         return [device.strip() for device in listed.split(",") if device.strip()]
-    if shutil.which("nvidia-smi") is None:
-        return []
-    lines = subprocess.run(
-        ["nvidia-smi", "-L"], capture_output=True, text=True, check=False
-    ).stdout.splitlines()
-    return [str(number) for number in range(sum(line.startswith("GPU ") for line in lines))]
+    return [str(number) for number in range(len(driver_gpus()))]
 
 
 def shares(devices: Sequence[str], workers: int) -> list[dict[str, str]]:

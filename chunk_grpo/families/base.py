@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from chunk_grpo.families.sharding import StoredTensor
+from chunk_grpo.gpus import has_gpu
 
 Part = Literal["text", "transformer", "vae"]
 """Parts that can be loaded separately: training needs no text encoder, encoding no transformer."""
@@ -275,8 +276,8 @@ class Family(VelocityModel, Protocol):
 
 
 def default_device() -> torch.device:
-    """The current GPU if there is one, otherwise the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """The current GPU if there is one, otherwise the CPU; see `has_gpu` for the error."""
+    return torch.device("cuda" if has_gpu() else "cpu")
 
 
 def release_memory() -> None:

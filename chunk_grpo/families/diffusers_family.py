@@ -332,9 +332,7 @@ class DiffusersFamily(ABC):
     def use_network(self, network: nn.Module) -> None:
         """Run `velocity` through `network`, a module around the transformer."""
         if not any(module is self.transformer for module in network.modules()):
-            raise ValueError(
-                f"the network must contain the transformer, got another {type(network).__name__}"
-            )
+            raise ValueError(f"the network must contain the transformer, got a {type(network).__name__}")
         self._network = network
 
     def reference(self) -> VelocityModel:

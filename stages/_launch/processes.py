@@ -19,6 +19,7 @@ from pathlib import Path
 from chunk_grpo import environment
 from chunk_grpo.config import Params
 from chunk_grpo.errors import ChunkGrpoError, ConfigError
+from chunk_grpo.gpus import has_gpu
 from chunk_grpo.stopping import stop_seconds
 from stages._launch.elastic import Job, Machines, Outcome, Stop, launch
 from stages._launch.machines import Board, machines_of_environment
@@ -120,7 +121,7 @@ def gpus_here() -> int:
     """Number of GPUs that this process sees."""
     import torch  # here: slow to import
 
-    return int(torch.cuda.device_count())
+    return int(torch.cuda.device_count()) if has_gpu() else 0
 
 
 def _free_port() -> int:

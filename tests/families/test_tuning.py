@@ -229,5 +229,5 @@ class TestBothKinds:
     def test_another_network_is_refused(self, load, rank):
         family, other = load(), load()
         family.prepare_training(options(rank), seed=0)
-        with pytest.raises(ValueError, match="must contain the transformer, got another Wrapper"):
+        with pytest.raises(ValueError, match="must contain the transformer, got a Wrapper"):
             family.use_network(Wrapper(other.transformer))

@@ -13,6 +13,7 @@ import numpy as np
 
 from chunk_grpo.config.scorer_settings import ScorerSettings, Weights
 from chunk_grpo.errors import DataError
+from chunk_grpo.gpus import has_gpu
 from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, check_batch
 from chunk_grpo.scorers.running.checkpoints import find_checkpoint
 from chunk_grpo.scorers.running.fingerprint import spec_hash
@@ -147,9 +148,7 @@ class ConfiguredScorer(ABC, Generic[Settings]):
 
 def chosen_device(device: str | None) -> str:
     """Device of a scorer's models: `device` if set, else the process's GPU, else the CPU."""
-    import torch  # takes seconds; scorers without a model do not need it
-
-    return device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return device or ("cuda" if has_gpu() else "cpu")
 
 
 def model_name(weights: Weights) -> str:

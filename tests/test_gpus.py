@@ -1,0 +1,55 @@
+"""A GPU that the driver lists and torch does not see, with a program in the place of nvidia-smi."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from chunk_grpo.errors import ConfigError
+from chunk_grpo.gpus import driver_gpus, has_gpu
+
+LISTED = "GPU 0: NVIDIA GeForce RTX 4090 (UUID: GPU-5f0c)"
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program nvidia-smi that lists one GPU, which torch does not see."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho '{LISTED}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    return program
+
+
+@pytest.mark.parametrize(
+    ("build", "cause"),
+    [
+        (None, "is a build without CUDA; install one with CUDA"),
+        ("13.0", "is built with CUDA 13.0, which may need a newer driver than this one"),
+    ],
+)
+@pytest.mark.usefixtures("driver")
+def test_a_gpu_that_torch_does_not_see_is_an_error(
+    build: str | None, cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", build)
+    with pytest.raises(ConfigError) as raised:
+        has_gpu()
+    assert "the driver lists 'GPU 0: NVIDIA GeForce RTX 4090', which torch does not see" in str(raised.value)
+    assert cause in str(raised.value)
+    assert "set CUDA_VISIBLE_DEVICES= to use the CPU" in str(raised.value)
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize("hiding", ["", "-1", "NoDevFiles"])
+def test_a_gpu_may_be_hidden(hiding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hiding)
+    assert not has_gpu()
+
+
+def test_a_machine_without_gpus(driver: Path) -> None:
+    driver.write_text("#!/bin/sh\necho 'No devices were found'\nexit 6\n")
+    assert driver_gpus() == []
+    assert not has_gpu()
