@@ -45,13 +45,16 @@ class Gpu:
 GPUS = {
     # NVIDIA's data sheets of each product (nvidia.com/data-center, SXM forms; "with sparsity" halved).
     "A100": Gpu(80, 312, 300),
+    "A100-40GB": Gpu(40, 312, 300),
     "H800": Gpu(80, 989, 200),
     "H100": Gpu(80, 989, 450),
     "H200": Gpu(141, 989, 450),
     "B200": Gpu(180, 2250, 900),
-    # PCIe 4.0 with 16 lanes is their link.
+    # PCIe 4.0 with 16 lanes is their link, PCIe 5.0 of the last two.
     "L40S": Gpu(48, 362, 32),
     "RTX4090": Gpu(24, 165, 32),
+    "RTX5090": Gpu(32, 209.5, 64),
+    "RTXPRO6000": Gpu(96, 503.8, 64),
 }
 """GPUs by name."""
 
