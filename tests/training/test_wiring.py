@@ -1,6 +1,7 @@
 """Each setting and each number of an iteration gets to where it is used."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +16,10 @@ from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.training import trainer
 from chunk_grpo.training.advantages import advantages_of
-from chunk_grpo.training.chunk_selection import ChunkSelector
+from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext
 from chunk_grpo.training.ema import ExponentialMovingAverage
 from chunk_grpo.training.heldout import heldout_images
+from chunk_grpo.training.learner import _noise_of
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.rollouts import Experience, Iteration, collect_experience
 from chunk_grpo.training.run import TrainingData
@@ -148,6 +150,30 @@ def test_each_iteration_draws_its_own_noise_of_branches(branched: list[Experienc
     steps = [made.trajectories.states[0, 1] - made.trajectories.states[1, 1] for made in branched]
     directions = torch.stack([(step / step.norm()).flatten() for step in steps])
     assert float((directions @ directions.T - torch.eye(len(steps))).abs().max()) < 0.5
+
+
+def test_each_branch_point_draws_its_own_noise(branched: list[Experience]) -> None:
+    """Children 0 and 1 of the same run at both points of an iteration."""
+    for made in branched:
+        kept = made.trajectories
+        points = [(kept.first_step == step).nonzero()[:2, 0] for step in kept.first_step.unique()]
+        steps = [(kept.states[a, 1] - kept.states[b, 1]).flatten() for a, b in points]
+        first, second = (step / step.norm() for step in steps)
+        assert abs(float(first @ second)) < 0.5
+
+
+def test_each_update_draws_its_own_noise_of_the_forward_process() -> None:
+    """A row and step have their noise whatever process has them, other ones in each update, iteration and seed."""
+    context = DrawContext(seed=0, iteration=1, iterations=3, update=0, rows=range(4), total=4)
+    rows, steps = torch.tensor([1, 2]), torch.tensor([0, 3])
+    noise = _noise_of(context, torch.Size([5, 2]))(rows, steps)
+    elsewhere = _noise_of(replace(context, rows=range(1, 3)), torch.Size([5, 2]))(rows - 1, steps)
+    assert torch.equal(elsewhere, noise)
+    for change in ({"seed": 1}, {"iteration": 2}, {"update": 1}):
+        other = _noise_of(replace(context, **change), torch.Size([5, 2]))(rows, steps)
+        assert not bool((other == noise).any())
+    assert not bool((_noise_of(context, torch.Size([5, 2]))(rows, steps + 1) == noise).any())
+    assert not bool((noise[0] == noise[1]).any())
 
 
 def test_advantages_are_cut_at_the_setting(branched: list[Experience]) -> None:
