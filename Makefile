@@ -9,7 +9,6 @@ TOOLS := $(VENV)/.tools
 CONSTRAINTS := -c constraints.txt
 NEWEST := build/newest
 AUDIT := build/audit
-DOCUMENTED := $(addprefix chunk_grpo.,library core families training generation scorers config reporting.statistics)
 PRESET ?= tiny
 POOL ?= gpu
 # The first of these that works is used; 3.11 first, because constraints.txt was made and tested with it.
@@ -23,7 +22,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DVC_NO_ANALYTICS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run params plan score track gc serve worker smoke tools lint types reference test test-slow test-newest lock audit docs bench bench-train gpu gpu-report clean
+.PHONY: help run params plan score track gc serve worker smoke tools lint types site test test-slow test-newest lock audit docs bench bench-train gpu gpu-report clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
@@ -65,8 +64,8 @@ lint: $(TOOLS) ## check format, lint and import directions
 types: $(TOOLS) ## run mypy --strict
 	$(BIN)/mypy
 
-reference: $(TOOLS) ## write the reference of the Python modules to build/reference/
-	$(BIN)/pdoc --docformat google -o build/reference $(DOCUMENTED) '!chunk_grpo.scorers.workers.hpsv3_package'
+site: $(TOOLS) ## write the pages and the reference of the Python modules as a site, to build/site/
+	$(BIN)/sphinx-build -W --keep-going -q -j auto -c docs -d build/doctrees . build/site
 
 test: $(TOOLS) ## run the tests, except slow ones and those that need a GPU or the internet
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
@@ -108,7 +107,7 @@ gpu-report: $(TOOLS) ## measure FLUX.1-dev's size on a GPU with random weights (
 	$(BIN)/python -m benchmarks.gpu_report --minutes $(or $(MINUTES),60)
 
 clean: ## remove caches of the tools; keeps artifacts, the DVC cache and .venv
-	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .grimp_cache build dist
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .grimp_cache build dist docs/reference
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 $(VENV): $(STAMP)

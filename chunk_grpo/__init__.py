@@ -36,3 +36,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'chunk_grpo' has no attribute {name!r}")
     return getattr(importlib.import_module(f"chunk_grpo.library.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
