@@ -65,6 +65,7 @@ types: $(TOOLS) ## run mypy --strict
 	$(BIN)/mypy
 
 site: $(TOOLS) ## write the pages and the reference of the Python modules as a site, to build/site/
+	rm -rf docs/reference build/site    # no page of a module or a file that is gone
 	$(BIN)/sphinx-build -W --keep-going -q -j auto -c docs -d build/doctrees . build/site
 
 test: $(TOOLS) ## run the tests, except slow ones and those that need a GPU or the internet

@@ -28,10 +28,8 @@ html_theme = "furo"
 myst_heading_anchors = 4
 napoleon_use_ivar = True
 autodoc_use_type_comments = toc_object_entries = False  # they take most of the time
-apidoc_module_first = True
-apidoc_automodule_options = {"members", "show-inheritance"}
 apidoc_exclude_patterns = [*OMITTED, str(ROOT / "chunk_grpo/scorers/workers/hpsv3_package.py")]
-apidoc_modules = [{"path": "../chunk_grpo", "destination": "docs/reference"}]
+apidoc_modules = [{"path": str(ROOT / "chunk_grpo"), "destination": "docs/reference", "module_first": True}]
 
 
 def contents(app: Sphinx, page: str, text: list[str]) -> None:

@@ -22,7 +22,7 @@ from tests.test_presets import PRESETS, compose
 
 TO_RUN = [block for block in BLOCKS if block.reason is None]
 
-LONG = {"docs/artifacts.md", "docs/library.md", "docs/own_scorers.md", "docs/planning.md"}
+LONG = {"docs/artifacts.md", "docs/library.md", "docs/one_card.md", "docs/own_scorers.md", "docs/planning.md"}
 """Pages whose blocks train, or start many processes."""
 
 

@@ -1,4 +1,4 @@
-"""docs/deploy.md names settings that exist, and the numbers of the plan."""
+"""docs/deploy.md names settings that exist; it and docs/one_card.md have the numbers of the plan."""
 
 import re
 
@@ -22,10 +22,14 @@ def test_every_setting_of_prefect_exists() -> None:
 PLACES = (("flux-dev-lora", 1, 1), ("flux-dev", 8, 1), ("flux-dev", 32, 4))
 
 
-def numbers(preset: str, gpus: int, machines: int) -> dict[str, str]:
+def numbers(
+    preset: str, gpus: int, machines: int, gpu: str = "H100", variant: str | None = None
+) -> dict[str, str]:
     """Cells of a column of the table, by row."""
-    params = parse_params(composed(ROOT, preset))
-    plan = make_plan(params, machine("H100", gpus, machines=machines, stop_seconds=600))
+    raw = composed(ROOT, preset)
+    if variant:
+        raw["variants"] = {variant: raw["variants"][variant]}
+    plan = make_plan(parse_params(raw), machine(gpu, gpus, machines=machines, stop_seconds=600))
     longest = max(cost.seconds.most for cost in plan.iterations)
     most = max(phase.bytes for phase in plan.memory)
     hours = dict.fromkeys(f"{limit:.0f}" for limit in plan.total.hours)
@@ -36,7 +40,7 @@ def numbers(preset: str, gpus: int, machines: int) -> dict[str, str]:
         "a checkpoint": f"{plan.storage.checkpoint / 1e9:.1f} GB",
         "a stop, of 600 s": f"{plan.stop_seconds:.0f} s",
         "an iteration, at most": f"{longest:.0f} s",
-        "the preset, 3 trainings": f"{' to '.join(hours)} h",
+        "the preset, 3 trainings" if not variant else "the whole run": f"{' to '.join(hours)} h",
     }
 
 
@@ -44,3 +48,11 @@ def test_the_plans_numbers_are_those_of_the_plan() -> None:
     columns = [numbers(*place) for place in PLACES]
     for row in columns[0]:
         assert f"| {row} | {' | '.join(column[row] for column in columns)} |" in TEXT
+
+
+def test_the_numbers_of_one_card_are_those_of_the_plan() -> None:
+    page = (ROOT / "docs" / "one_card.md").read_text("utf-8")
+    places = (("sd35-medium", "RTX4090"), ("sd35-medium", "H100"), ("flux-dev-lora", "H100"))
+    columns = [numbers(preset, 1, 1, gpu, "chunk-ws") for preset, gpu in places]
+    for row in ("memory of a GPU, at most", "disk", "an iteration, at most", "the whole run"):
+        assert f"| {row} | {' | '.join(column[row] for column in columns)} |" in page
