@@ -19,7 +19,7 @@ def test_every_setting_of_prefect_exists() -> None:
     assert [n for n in names if "_INTEGRATIONS_" not in n and not hasattr(prefect.settings, n)] == []
 
 
-PLACES = (("flux-dev-lora", 1, 1), ("flux-dev", 8, 1), ("flux-dev", 32, 4))
+PLACES = (("flux-dev", 8, 1), ("flux-dev", 32, 4))
 
 
 def numbers(
