@@ -25,6 +25,7 @@ exclude_patterns = [".*", "artifacts", "build", "docs/reference/modules.rst"]
 extensions = ["myst_parser", "sphinx.ext.apidoc", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 suppress_warnings = ["ref.python"]  # a type such as bytes may have the name of several fields
 html_theme = "furo"
+html_static_path = html_css_files = ["site.css"]
 myst_heading_anchors = 4
 napoleon_use_ivar = True
 autodoc_use_type_comments = toc_object_entries = False  # they take most of the time
@@ -41,7 +42,7 @@ def contents(app: Sphinx, page: str, text: list[str]) -> None:
         start = ["\n\n```{toctree}", f":caption: {section.splitlines()[0]}", ":hidden:"]
         text[0] += "\n".join([*start, *(f"docs/{page}" for page in pages), "```\n"])
     if page == "docs/adr/README":
-        text[0] += "\n```{toctree}\n:glob:\n0*\n```\n"
+        text[0] += "\n```{toctree}\n:glob:\n:maxdepth: 1\n0*\n```\n"
 
 
 def markdown(app: Sphinx, kind: str, name: str, of: object, options: object, lines: list[str]) -> None:
