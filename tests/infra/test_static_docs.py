@@ -52,7 +52,7 @@ def test_the_plans_numbers_are_those_of_the_plan() -> None:
 
 def test_the_numbers_of_one_card_are_those_of_the_plan() -> None:
     page = (ROOT / "docs" / "one_card.md").read_text("utf-8")
-    places = (("sd35-medium", "RTX4090"), ("sd35-medium", "H100"), ("flux-dev-lora", "H100"))
+    places = (("night-24gb", "RTX4090"), ("sd35-medium", "H100"), ("flux-dev-lora", "H100"))
     columns = [numbers(preset, 1, 1, gpu, "chunk-ws") for preset, gpu in places]
     for row in ("memory of a GPU, at most", "disk", "an iteration, at most", "the whole run"):
         assert f"| {row} | {' | '.join(column[row] for column in columns)} |" in page
