@@ -98,3 +98,12 @@ def test_size_must_fit_the_token_grid():
     with pytest.raises(ConfigError, match="multiples of 8"):
         FluxFamily.load(options, parts=("transformer",))
     FluxFamily.load(options, parts=("text",))
+
+
+def test_guidance_trains_both_branches():
+    """v(n) + 4.5 (v(c) - v(n)): the gradient is 4.5 through the prompt's pass and -3.5 through the negative one's."""
+    family = FluxFamily.load(LoadOptions(str(TINY), height=32, width=32, max_sequence_length=8), ("vae",))
+    towards, away = (torch.zeros(1, 2, 3, requires_grad=True) for _ in range(2))
+    family.guided(towards, away, 4.5).sum().backward()
+    assert towards.grad.unique().tolist() == [4.5]
+    assert away.grad.unique().tolist() == [-3.5]

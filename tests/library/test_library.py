@@ -20,6 +20,7 @@ from chunk_grpo.families.base import velocity_function
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.library.settings import MethodSettings
 from chunk_grpo.seeding import generator
+from chunk_grpo.training.method import Method
 from tests.conftest import ROOT
 
 TEXTS = ["a red circle", "a blue square", "a red circle", "a green cross"]
@@ -138,9 +139,27 @@ def test_a_training_that_was_interrupted_goes_on_to_the_same_bytes(
     assert 0 < Reward.calls <= calls / 2
     with pytest.raises(DataError, match=r"of another computation .*delete .*part/checkpoints"):
         train(tmp_path / "part", Reward, seed=1)
+    with pytest.raises(DataError, match="of another computation"):
+        train(tmp_path / "part", Reward, profile=[0.8, 0.1, 0.1])
     assert bytes_of(whole) == {
         path.name: path.read_bytes() for path in (tmp_path / "part/transformer").iterdir()
     }
+
+
+def test_chunks_are_drawn_by_the_weights_of_the_profile(
+    train: Callable[..., cg.Policy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eq. (16): means 0.8 and 0.1 of the chunks [1, 2], over the mean of all steps, 1/3."""
+    seen: list[Method] = []
+
+    def trained(model: Any, data: Any, method: Method, *rest: Any) -> None:
+        seen.append(method)
+        raise InterruptedError
+
+    monkeypatch.setattr("chunk_grpo.library.training.trained", trained)
+    with pytest.raises(InterruptedError):
+        train(tmp_path, profile=[0.8, 0.1, 0.1])
+    assert seen[0].chunk_weights.tolist() == pytest.approx([2.4, 0.3])
 
 
 def test_a_finished_training_goes_on_with_more_iterations(
