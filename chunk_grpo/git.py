@@ -10,6 +10,11 @@ from pathlib import Path
 WORKING_TREE = "working-tree"
 """Name of the files of a checkout as they are, in place of a commit."""
 
+LFS_POINTER = "version https://git-lfs.github.com/spec/"
+"""Beginning of the small file that Git LFS puts in place of one that was not fetched."""
+
+FETCH_LFS = "this is a pointer of Git LFS, not the file itself: run `git lfs pull` in its repository"
+
 _SUBJECT = "Uncommitted edits, for a run"
 
 

@@ -28,7 +28,7 @@ from chunk_grpo.artifacts import check_writable, output_file, write_csv
 from chunk_grpo.artifacts.kept import Kept
 from chunk_grpo.config import read_raw_params
 from chunk_grpo.config.load import parse_yaml, require_allowed, tuples
-from chunk_grpo.config.problems import Problem, schema_problems
+from chunk_grpo.config.problems import Problem, listed, schema_problems
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer
 from chunk_grpo.config.section import Name, Section
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, Stopped
@@ -43,6 +43,8 @@ from chunk_grpo.stopping import STOP
 from infra.image_folder import ImageFolder
 
 ROOT = Path(__file__).resolve().parents[1]
+
+_NEXT_STEP = "docs/parameters.md describes every key."
 
 ALL_REFUSED = 1.0
 """Share of images that a scorer may refuse here: what it refuses is listed, with its reason."""
@@ -124,16 +126,12 @@ def _checked(raw: Mapping[str, Any], source: str) -> ScorersFile:
     try:
         found = ScorersFile.model_validate(values)
     except ValidationError as error:
-        raise _refused(source, schema_problems(error, values, ScorersFile)) from None
+        raise ConfigError(listed(source, schema_problems(error, values, ScorersFile), _NEXT_STEP)) from None
     unknown = [name for name in found.executors if name not in found.scorers]
     if unknown:
         text = f"must be a name in scorers, got {unknown[0]!r}; there are: {', '.join(found.scorers)}"
-        raise _refused(source, [Problem(("executors", unknown[0]), text)])
+        raise ConfigError(listed(source, [Problem(("executors", unknown[0]), text)], _NEXT_STEP))
     return found
-
-
-def _refused(source: str, problems: Sequence[Problem]) -> ConfigError:
-    return ConfigError("\n  ".join([f"{source}:", *map(str, problems)]))
 
 
 def _score(options: argparse.Namespace) -> None:

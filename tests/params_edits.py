@@ -36,9 +36,14 @@ def problems(*edits: Edit) -> list[str]:
     try:
         parse_params(raw, "params.yaml")
     except ConfigError as error:
-        header, *lines, last = str(error).splitlines()
-        assert header == f"params.yaml: {len(lines)} problem{'s' if len(lines) > 1 else ''}"
-        assert last == "conf/preset/tiny.yaml describes every key."
+        header, *lines = str(error).splitlines()
+        advice = "conf/preset/tiny.yaml describes every key."
+        if not lines:
+            only = header.removeprefix("params.yaml: ").removesuffix(f" {advice}")
+            return [only if only.endswith("?") else only.removesuffix(".")]
+        *lines, last = lines
+        assert header == f"params.yaml: {len(lines)} problems"
+        assert last == f"{header}, listed above. {advice}"
         return [line.removeprefix("  ") for line in lines]
     return []
 

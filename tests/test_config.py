@@ -305,6 +305,14 @@ def fails(path: Path) -> str:
         ),
         ("report: {}\ntitle: Gr\xfc\xdfe\n".encode("latin-1"), ", line 2: must be UTF-8, got the byte 0xfc."),
         (b"composed_from: tiny\ntrain: [1, 2\n", ", line 3: not YAML: expected ',' or ']'"),
+        (
+            b"a: 1\n\tb: 2\n",
+            ". Mend this line or the one above it; conf/preset/tiny.yaml describes every key.",
+        ),
+        (
+            b"<<<<<<< HEAD\na: 1\n=======\na: 2\n>>>>>>> other\n",
+            "The file has conflict markers of git (<<<<<<<)",
+        ),
         (b"a: \x00\n", "not YAML"),
         (b"", ": must be a mapping of sections, got null."),
         (b"[1, 2]\n", ": must be a mapping of sections, got [1, 2]"),

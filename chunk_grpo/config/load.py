@@ -12,14 +12,14 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from chunk_grpo.config.forbidden import forbidden_texts, hidden_names
 from chunk_grpo.config.models import Params
-from chunk_grpo.config.problems import Problem, schema_problems, show
+from chunk_grpo.config.problems import Problem, listed, schema_problems, show
 from chunk_grpo.config.rules import broken_rules
 from chunk_grpo.errors import ConfigError
 
 NEXT_STEP = "conf/preset/tiny.yaml describes every key."
 
-_SHOWN = 100
-"""Maximum of problems in a message; the rest is counted."""
+CONFLICT = re.compile(r"^(<{7}|>{7})( |$)", re.MULTILINE)
+"""Markers of git around a conflict."""
 
 MAX_VALUES = 100_000
 MAX_DEPTH = 50
@@ -68,14 +68,14 @@ def parse_params(raw: Mapping[str, Any], source: str = "params") -> Params:
         sections = {name: getattr(params, name) for name in Params.model_fields}
     problems += [*refused, *broken_rules(sections)]
     if problems:
-        raise ConfigError(_message(source, problems))
+        raise ConfigError(listed(source, problems, NEXT_STEP))
     return params
 
 
 def require_allowed(values: Any, source: str) -> None:
     """Require that all texts are allowed; ConfigError lists the places where they are not."""
     if refused := list(forbidden_texts(values)):
-        raise ConfigError(_message(source, refused))
+        raise ConfigError(listed(source, refused, NEXT_STEP))
 
 
 def _read_text(path: Path) -> str:
@@ -83,7 +83,8 @@ def _read_text(path: Path) -> str:
         content = path.read_bytes()
     except FileNotFoundError:
         raise ConfigError(
-            f"{path}: no such file. Run from the repository's root, or name the file with --params."
+            f"{path}: no such file. Run from the repository's root, where `make params` writes it, or name the file "
+            "with --params."
         ) from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
@@ -124,7 +125,7 @@ def parse_yaml(text: str, source: str) -> Mapping[str, Any]:
         ) from None
     except YAMLError as error:
         detail = error.problem if isinstance(error, MarkedYAMLError) else str(error)
-        raise ConfigError(f"{source}{_line(error)}: not YAML: {detail}.") from None
+        raise ConfigError(f"{source}{_line(error)}: not YAML: {detail}. {_remedy(text)}") from None
     except RecursionError:
         raise ConfigError(f"{source}: {_TOO_DEEP}") from None
     except ValueError as error:  # of an escape such as "\U00110000"
@@ -133,6 +134,12 @@ def parse_yaml(text: str, source: str) -> Mapping[str, Any]:
     if not isinstance(raw, Mapping):
         raise ConfigError(f"{source}: must be a mapping of sections, got {show(raw)}. {NEXT_STEP}")
     return raw
+
+
+def _remedy(text: str) -> str:
+    if CONFLICT.search(text):
+        return "The file has conflict markers of git (<<<<<<<): keep one side of each conflict, and remove the markers."
+    return f"Mend this line or the one above it; {NEXT_STEP}"
 
 
 _TOO_DEEP = f"must have at most {MAX_DEPTH} levels, got more; an alias must not be inside its own anchor"
@@ -169,10 +176,3 @@ def tuples(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(tuples(item) for item in value)
     return value
-
-
-def _message(source: str, problems: list[Problem]) -> str:
-    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    lines = [f"{source}: {count}", *(f"  {problem}" for problem in problems[:_SHOWN])]
-    more = [f"  and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
-    return "\n".join([*lines, *more, NEXT_STEP])

@@ -13,6 +13,9 @@ from pydantic.fields import FieldInfo
 
 from chunk_grpo.errors import masked
 
+_SHOWN = 100
+"""Maximum of problems in a message; the rest is counted."""
+
 _RULES: dict[str, str] = {
     "greater_than": "must be > {gt}",
     "greater_than_equal": "must be >= {ge}",
@@ -51,6 +54,17 @@ class Problem:
         for part in self.path:
             path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
         return f"{path}: {self.text}"
+
+
+def listed(source: str, problems: Sequence[Problem], advice: str) -> str:
+    """The message about problems of `source`; its last line alone says what is wrong where, and what to do."""
+    if len(problems) == 1:
+        end = "" if problems[0].text.endswith("?") else "."
+        return f"{source}: {problems[0]}{end} {advice}"
+    count = f"{source}: {len(problems)} problems"
+    lines = [f"  {problem}" for problem in problems[:_SHOWN]]
+    more = [f"  and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
+    return "\n".join([count, *lines, *more, f"{count}, listed above. {advice}"])
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from chunk_grpo.config.load import tuples
 from chunk_grpo.config.models import ChunksParams, PlanParams
-from chunk_grpo.config.problems import Problem, schema_problems
+from chunk_grpo.config.problems import Problem, listed, schema_problems
 from chunk_grpo.config.rules import broken_rules
 from chunk_grpo.config.variants import VariantParams
 from chunk_grpo.errors import ConfigError
@@ -82,6 +82,4 @@ def require_rules(**sections: Any) -> None:
 
 def refused(problems: Any) -> ConfigError:
     """The error that lists problems."""
-    return ConfigError(
-        "\n  ".join(["settings:", *map(str, problems)]) + "\ndocs/parameters.md describes every key."
-    )
+    return ConfigError(listed("settings", list(problems), "docs/parameters.md describes every key."))

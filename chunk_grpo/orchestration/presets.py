@@ -19,7 +19,7 @@ from pydantic import Field
 from chunk_grpo.config import Params, parse_params, read_raw_params
 from chunk_grpo.config.forbidden import texts
 from chunk_grpo.config.load import require_allowed
-from chunk_grpo.config.problems import Problem, show
+from chunk_grpo.config.problems import Problem, nearest, show
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.orchestration.dvc_internals import (
     InvalidArgumentError,
@@ -54,8 +54,10 @@ def compose(root: Path, preset: str, output: Path, variants: str | None = None) 
     choices = {"preset": preset} if variants is None else {"preset": preset, "variants": variants}
     for group, name in choices.items():
         if name not in (known := _names(root, group)):
+            guess = nearest(name, known)
+            hint = f"; did you mean {guess!r}?" if guess else ""
             raise ConfigError(
-                f"{group}: must be one of {', '.join(known)} (files of conf/{group}/), got {name!r}"
+                f"{group}: must be one of {', '.join(known)} (files of conf/{group}/), got {name!r}{hint}"
             )
     text = composed_text(root / _CONF, _CONFIG, choices, f"conf/preset/{preset}.yaml")
     output.write_text(text, encoding="utf-8")
@@ -184,8 +186,8 @@ def _refuse_to_lose_edits(root: Path, params: Path) -> None:
     if found:
         raise ConfigError(
             "\n  ".join([f"{params.name}: holds edits, which would be lost:", *found])
-            + f"\nCopy the file, or move the edits to a new preset in {_CONF}/preset/; `make params FORCE=1` "
-            "overwrites it."
+            + f"\n{params.name}: holds the edits above, and was left as it is. Copy the file, or move the edits to a "
+            f"new preset in {_CONF}/preset/; `chunk-grpo params compose --force` (make params FORCE=1) overwrites it."
         )
 
 

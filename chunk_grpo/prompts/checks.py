@@ -190,7 +190,7 @@ def _fit(text: str, of: str, row: PromptRow, rules: PromptChecks, findings: Find
     if found is None:
         return True
     character = found.group()
-    name = f"U+{ord(character):04X}" + _NAMES.get(character, "")
+    name = f"U+{ord(character):04X}" + (" (half a character)" if unstorable else _NAMES.get(character, ""))
     message = f"{of}{name} at character {found.start() + 1}: {beginning(text)}"
     kind: Kind = "records" if unstorable else "characters"
     findings.add(

@@ -57,7 +57,10 @@ class Findings:
         self._found.setdefault((kind, what, source), []).append((line, text))
 
     def refuse(self, rules: PromptChecks) -> None:
-        """Raise DataError if a problem has the action `refuse`; it lists the first SHOWN and counts the others."""
+        """Raise DataError if a problem has the action `refuse`; it lists the first SHOWN and counts the others.
+
+        The last line of the message alone says what is wrong in which file, and what to do.
+        """
         refused = {key: found for key, found in self._found.items() if action(rules, key[0]) == "refuse"}
         if not refused:
             return
@@ -72,11 +75,15 @@ class Findings:
         for (_, what, _), found in refused.items():
             counts[what] += len(found)
         total = counts.total()
+        remedy = self._remedy({kind for kind, _, _ in refused})
+        if total == 1:
+            ((at, line, text),) = listed
+            raise DataError(f"{self.sources[at]}, {self.unit} {line}: {text}. {remedy}")
         sorts = ", ".join(f"{what}: {count}" for what, count in counts.items())
-        head = f"{', '.join(self.sources)}: {total} problem{'s' if total > 1 else ''} ({sorts})"
+        head = f"{', '.join(self.sources)}: {total} problems ({sorts})"
         if total > SHOWN:
             shown.append(f"  and {total - SHOWN} more")
-        raise DataError("\n".join([head, *shown, self._remedy({kind for kind, _, _ in refused})]))
+        raise DataError("\n".join([head, *shown, f"{head}, listed above. {remedy}"]))
 
     def reported(self, rules: PromptChecks) -> tuple[Finding, ...]:
         """Findings of the problems that are not refused."""

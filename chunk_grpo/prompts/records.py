@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from chunk_grpo.artifacts import Location, input_file, read_text
 from chunk_grpo.artifacts.storage import is_remote
 from chunk_grpo.errors import DataError
+from chunk_grpo.git import FETCH_LFS, LFS_POINTER
 from chunk_grpo.prompts.fields import FieldNames
 from chunk_grpo.prompts.findings import beginning, shortened
 
@@ -106,6 +107,10 @@ def _rows(
     line = 1
     try:
         header = next(rows, [])
+        if not header:
+            raise ValueError(
+                "needs a header with the names of the fields, got an empty line or file; write one"
+            )
         fields.among(header)
         line = rows.line_num + 1
         for row in rows:
@@ -233,7 +238,10 @@ def _require_file(location: Location) -> None:
 
 def _text(location: Location) -> str:
     _require_file(location)
-    return read_text(location).removeprefix("\ufeff")
+    text = read_text(location).removeprefix("\ufeff")
+    if text.startswith(LFS_POINTER):
+        raise DataError(f"{location}: {FETCH_LFS}.")
+    return text
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:

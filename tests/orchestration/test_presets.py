@@ -50,7 +50,8 @@ def test_edits_are_listed_and_kept(preset: str, root: Path) -> None:
         "  train.seeds: [3]; the preset has [0, 1, 2]",
         "  train.iterations: 7; the preset has 36",
         "  train.own: added: 1",
-        "Copy the file, or move the edits to a new preset in conf/preset/; `make params FORCE=1` overwrites it.",
+        "params.yaml: holds the edits above, and was left as it is. Copy the file, or move the edits to a new preset "
+        "in conf/preset/; `chunk-grpo params compose --force` (make params FORCE=1) overwrites it.",
     ]
     assert (root / "params.yaml").read_bytes() == before
     replace_params(root, preset, force=True)
@@ -67,7 +68,10 @@ def test_params_without_known_preset_are_kept(text: str, root: Path) -> None:
 
 def test_a_wrong_preset_lists_the_presets_and_changes_nothing(root: Path) -> None:
     before = (root / "params.yaml").read_bytes()
-    with pytest.raises(ConfigError, match=f"must be one of {', '.join(preset_names(root))} .*got 'tinny'"):
+    with pytest.raises(
+        ConfigError,
+        match=f"must be one of {', '.join(preset_names(root))} .*got 'tinny'; did you mean 'tiny'\\?",
+    ):
         replace_params(root, "tinny", force=True)
     assert (root / "params.yaml").read_bytes() == before
     assert [path.name for path in root.iterdir() if path.name.startswith(".preset")] == []

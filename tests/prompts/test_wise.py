@@ -88,8 +88,8 @@ class TestRecords:
         ],
     )  # fmt: skip
     def test_each_rule(self, value: object, rule: str, tmp_path: Path) -> None:
-        message = refused(write(tmp_path / "w.json", [record(2), value]))
-        assert message.splitlines()[1].startswith(f"  row 2: {rule}")
+        path = write(tmp_path / "w.json", [record(2), value])
+        assert refused(path).startswith(f"{path}, row 2: {rule}")
 
     def test_problems_of_two_files_name_both(self, tmp_path: Path) -> None:
         first = write(tmp_path / "a.json", [record(1), record(2)])

@@ -51,7 +51,7 @@ def test_bad_configuration_is_exit_code_2(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "params.yaml").write_text(text)
     assert ended(not_reached, tmp_path, "--params", str(tmp_path / "params.yaml")) == 2
     assert capsys.readouterr().err == (
-        f"error: {tmp_path}/params.yaml: 1 problem\n  train.group_size: must be >= 2, got 1\n"
+        f"error: {tmp_path}/params.yaml: train.group_size: must be >= 2, got 1. "
         "conf/preset/tiny.yaml describes every key.\n"
     )
     assert not (tmp_path / "runs").exists()
