@@ -143,9 +143,11 @@ def check_scores(name: str, scores: Scores, prompts: Sequence[str]) -> Scores:
         DataError: A value or a detail is missing, NaN or infinite.
     """
     size = len(prompts)
+    again = "Mend the scorer, and run the same command again."
     if scores.values.shape != (size,):
+        found = f"an array of {list(scores.values.shape)}" if scores.values.ndim else "a single number"
         raise DataError(
-            f"scorer {name}: needs one value for each of {size} images, got {scores.values.shape}"
+            f"scorer {name}: needs one value for each of {size} images, an array of [{size}], got {found}. {again}"
         )
     answered = np.ones(size, dtype=bool)
     answered[list(scores.refused)] = False
@@ -153,13 +155,13 @@ def check_scores(name: str, scores: Scores, prompts: Sequence[str]) -> Scores:
     if bad.size:
         raise DataError(
             f"scorer {name}: image {bad[0]} of the batch ({prompts[bad[0]]!r}) got {scores.values[bad[0]]}; "
-            "scores must be finite."
+            f"scores must be finite. {again}"
         )
     for detail, values in scores.details.items():
         if values.shape != (size,) or not np.isfinite(values[answered]).all():
             raise DataError(
                 f"scorer {name}: detail {detail!r} needs one finite value for each of {size} images, "
-                f"got {values.tolist()}"
+                f"got {values.tolist()}. {again}"
             )
     return scores
 

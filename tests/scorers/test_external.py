@@ -175,8 +175,16 @@ class Scoreless:
         ("sharp", {}, r"source: must be module:attribute or an entry point of .*, got 'sharp'"),
         (":f", {}, "source: must be module:attribute or an entry point .*, got ':f'"),
         ("os:sep", {}, "source: must be a function or a class, but os:sep is '/'"),
-        ("no_such_module:f", {}, r"source: cannot import no_such_module:f \(ModuleNotFoundError: No module"),
-        (f"{HERE}:nothing", {}, rf"source: cannot import {HERE}:nothing \(AttributeError: module"),
+        (
+            "no_such_module:f",
+            {},
+            r"source: cannot import no_such_module:f \(ModuleNotFoundError: No module .* A module must be",
+        ),
+        (
+            f"{HERE}:nothing",
+            {},
+            rf"source: cannot import {HERE}:nothing \(AttributeError: module .* Mend .*, or name another",
+        ),
         (f"{HERE}:Ungrouped", {}, r"source: score of .*self, images, prompts, metadata, groups.* too many"),
         (f"{HERE}:Scoreless", {}, r"source: the class .* must have a method score\(images, prompts"),
         (f"{HERE}:lengths", {}, "options: lengths of .* missing a required argument: 'weight'"),
@@ -188,6 +196,13 @@ class Scoreless:
 def test_uncallable_source_is_reported_before_scoring(source, options, said):
     with pytest.raises(ConfigError, match=rf"^scorers\.mine\.{said}"):
         scorer(source, **options)
+
+
+def test_a_package_that_the_module_needs_is_named(tmp_path, monkeypatch):
+    (tmp_path / "my_lacking_rewards.py").write_text("import no_such_package.models\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"The module needs no_such_package: install it here"):
+        scorer("my_lacking_rewards:f")
 
 
 def test_callable_without_signature_is_accepted():
@@ -203,7 +218,9 @@ def uneven(images: NDArray[np.uint8], prompts: object, metadata: object) -> list
 
 
 def test_each_call_gives_a_number_for_each_of_its_images():
-    with pytest.raises(DataError, match=r"scorer mine: needs one value for each of 2 images, got \(1,\)"):
+    with pytest.raises(
+        DataError, match=r"scorer mine: needs one value for each of 2 images, .*, got an array of \[1\]\."
+    ):
         scorer(f"{HERE}:uneven").score(BATCH)
 
 
@@ -219,11 +236,13 @@ def answering(images: object, prompts: object, metadata: object, answer: object)
         ([0.25, 0.5], {"name": [[1.0], [2.0, 3.0]]}),
         "tensor",
         {"value": [0.25, 0.5]},
+        None,
     ],
 )
 def test_rejects_invalid_return_value(answer):
     with pytest.raises(
-        DataError, match=r"mine: .*answering must return a number .* or a pair of them and|got \(3, 2"
+        DataError,
+        match=r"mine: .*answering must return a number .* or a pair of them and|got an array of \[3, 2\]",
     ):
         scorer(f"{HERE}:answering", answer=answer).score(BATCH.rows([0, 1]))
 

@@ -63,7 +63,10 @@ def test_the_reward_is_the_weighted_sum():
             )
             for value in (np.nan, np.inf, -np.inf)
         ),
-        *((Scores(np.zeros(shape)), "needs one value for each of 2 images, got") for shape in (1, 3, (2, 1))),
+        *(
+            (Scores(np.zeros(shape)), "needs one value for each of 2 images, an array of ")
+            for shape in (1, 3, (2, 1))
+        ),
         *(
             (Scores(np.zeros(2), {"detections": detail}), "detail 'detections'")
             for detail in (np.array([0.0, np.nan]), np.zeros(1))

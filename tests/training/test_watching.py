@@ -210,5 +210,5 @@ def test_an_error_names_the_last_good_checkpoint(train, data, tmp_path):
     train(tmp_path, iterations=1)
     broken = replace(data, reward=Reward({"shapes-graded": NotANumber()}, {"shapes-graded": 1.0}))
     last = f"The last good checkpoint is {tmp_path / 'iteration-000001'}."
-    with pytest.raises(DataError, match=rf"got nan; scores must be finite\. {re.escape(last)}$"):
+    with pytest.raises(DataError, match=rf"got nan; scores must be finite\. Mend .*\. {re.escape(last)}$"):
         train(tmp_path, on=broken, iterations=2)

@@ -154,11 +154,14 @@ class External:
 
     def _numbers(self, answer: Any) -> FloatArray:
         try:
+            if answer is None:  # numpy would make NaN of it
+                raise TypeError("does the last line return them?")
             return np.asarray(answer, dtype=np.float64)
         except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor with a gradient
             raise DataError(
                 f"scorers.{self.key}: {self.settings.source} must return a number for each image, or a pair of them "
-                f"and a mapping of named details, got {answer!r:.200} ({error})"
+                f"and a mapping of named details, got {answer!r:.200} ({error}). Mend it, and run the same command "
+                "again."
             ) from error
 
     def _check_calls(self) -> None:
@@ -217,8 +220,7 @@ def find_source(key: str, source: str) -> Callable[..., Any]:
         found = attrgetter(attribute)(importlib.import_module(module))
     except (Exception, SystemExit) as error:  # importing runs the module, which may raise any error
         raise ConfigError(
-            f"scorers.{key}.source: cannot import {source} ({type(error).__name__}: {error}). A module must be in the "
-            "folder that the command runs in, on PYTHONPATH, or installed."
+            f"scorers.{key}.source: cannot import {source} ({type(error).__name__}: {error}). {_remedy(error, module)}"
         ) from error
     if not callable(found):
         raise ConfigError(
@@ -226,3 +228,11 @@ def find_source(key: str, source: str) -> Callable[..., Any]:
         )
     function: Callable[..., Any] = found
     return function
+
+
+def _remedy(error: BaseException, module: str) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        if error.name and not f"{module}.".startswith(f"{error.name}."):
+            return f"The module needs {error.name}: install it here, or run the scorer elsewhere (executors)."
+        return "A module must be in the folder that the command runs in, on PYTHONPATH, or installed."
+    return f"Mend {module}, or name another source."
