@@ -78,6 +78,11 @@ class Stopped(BaseException):
     exit_code = TransientError.exit_code
 
 
+def one_line(error: BaseException) -> str:
+    """The text of another library's error, to be quoted within a sentence."""
+    return " ".join(str(error).split()).rstrip(".")
+
+
 def masked(text: str) -> str:
     """The text with *** in place of users and passwords in URLs."""
     return USER_INFO.sub(lambda match: f"{match['scheme']}://***@" if _is_secret(match) else match[0], text)

@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from chunk_grpo.errors import DataError
+from chunk_grpo.git import FETCH_LFS, LFS_POINTER
 
 Shape = Sequence[int]
 
@@ -247,6 +248,9 @@ def _header(path: Path, again: str) -> list[str]:
             names = list(file.keys())
             kinds = {name: str(file.get_slice(name).get_dtype()) for name in names}
     except (SafetensorError, OSError) as error:
+        with suppress(OSError), path.open("rb") as stream:
+            if stream.read(len(LFS_POINTER)) == LFS_POINTER.encode():
+                raise DataError(f"{path}: {FETCH_LFS}.") from error
         raise DataError(f"{path}: cut off or damaged ({error}); {again}") from error
     packed = sorted(name for name, kind in kinds.items() if kind.startswith(("F8", "F4", "F6", "I8", "U8")))
     if packed:

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from chunk_grpo.errors import DataError
+from chunk_grpo.errors import DataError, one_line
 from chunk_grpo.families.registry import family_class
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def token_limits(family: str, checkpoint: str, revision: str | None, max_sequenc
     # These take seconds; errors of prompts are reported before.
     from transformers import AutoTokenizer
 
-    from chunk_grpo.families.weights.checkpoint import check_files
+    from chunk_grpo.families.weights.checkpoint import AGAIN, OF_THE_HUB, check_files
+    from chunk_grpo.families.weights.records import may_be_hub_id
 
     of = family_class(family)
     check_files(checkpoint, of.pipeline_class, [folder for folder, _ in of.tokenizers.values()])
@@ -46,7 +47,8 @@ def token_limits(family: str, checkpoint: str, revision: str | None, max_sequenc
             tokenizer = AutoTokenizer.from_pretrained(checkpoint, subfolder=folder, revision=revision)
         except (OSError, ValueError) as error:
             raise DataError(
-                f"model.checkpoint: cannot load {folder} of {checkpoint} (revision {revision}): {error}"
+                f"model.checkpoint: cannot load {folder} of {checkpoint} (revision {revision}): {one_line(error)}. "
+                f"{OF_THE_HUB if may_be_hub_id(checkpoint) else AGAIN}"
             ) from error
         most = max_sequence_length if is_limited else int(tokenizer.model_max_length)
         limits[name] = (_counter(of, tokenizer, most), most)

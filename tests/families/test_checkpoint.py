@@ -60,7 +60,22 @@ def test_a_folder_that_is_not_there(tmp_path):
 
 
 def test_a_folder_that_is_no_checkpoint(tmp_path):
-    assert "no model_index.json" in refused(tmp_path)
+    assert refused(tmp_path).startswith(
+        "model.checkpoint: must be a folder in the diffusers layout, with model_index."
+    )
+    (tmp_path / "model.safetensors").touch()
+    said = refused(str(tmp_path / "model.safetensors"))
+    assert (
+        "got " + str(tmp_path / "model.safetensors") + ", which is a single file. Download the whole" in said
+    )
+
+
+def test_weights_that_git_lfs_did_not_fetch(copy):
+    path = next((copy / "transformer").glob("*.safetensors"))
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    assert refused(copy) == (
+        f"{path}: this is a pointer of Git LFS, not the file itself: run `git lfs pull` in its repository."
+    )
 
 
 def test_a_checkpoint_of_another_family(copy):

@@ -61,8 +61,8 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     "broken config": (with_config('{"num_layers": '), "/config.json: not readable as JSON ("),
     "a list": (with_config("[]"), "/config.json: must be a JSON object, got list; "),
     "no values": (with_config("{}"), f"/{WEIGHTS}: weights do not fit the model: "),
-    "more layers": (with_layers(5), "/config.json: num_layers must be 2 as in model.checkpoint, got 5; "),
-    "fewer layers": (with_layers(0), "/config.json: num_layers must be 2 as in model.checkpoint, got 0; "),
+    "more layers": (with_layers(5), "/config.json: num_layers must be 2 as in model.checkpoint, got 5: "),
+    "fewer layers": (with_layers(0), "/config.json: num_layers must be 2 as in model.checkpoint, got 0: "),
     "a weight less": (
         with_weights(proj_out__bias=None),
         f"/{WEIGHTS}: weights do not fit the model: proj_out.bias is missing. ",

@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import nn
 
-from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.errors import ConfigError, DataError, one_line
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.weights.records import may_be_hub_id
 from chunk_grpo.weights import NO_DIFFERENCES, KnownDifferences, load_weights, stored_weights
@@ -28,6 +28,8 @@ TRAIN_AGAIN = (
     "delete the folder of this variant below artifacts/train and run `dvc repro`: it is restored from the DVC cache "
     "or trained again"
 )
+
+OF_THE_HUB = "A hub id needs the network, and often an accepted licence and `hf auth login`."
 
 _QUANTISED = "quantised weights are not read; give the checkpoint as it was before, in bfloat16"
 
@@ -111,7 +113,9 @@ def check_files(checkpoint: str, pipeline_class: Any, components: Iterable[str])
         )
     if not index.exists():
         raise DataError(
-            f"{folder}: no model_index.json, so this is not a complete checkpoint in the diffusers layout"
+            f"model.checkpoint: must be a folder in the diffusers layout, with model_index.json, got {folder}, which "
+            f"{'is a single file' if folder.is_file() else 'has none'}. Download the whole repository of the "
+            "model; from a single file diffusers writes such a folder by from_single_file and save_pretrained."
         )
     found = _read_object(index, AGAIN).get("_class_name")
     if found != wanted:
@@ -127,14 +131,28 @@ def load_like(network: Any, folder: Path, dtype: torch.dtype, device: torch.devi
     """Load a saved transformer that will replace `network`, frozen.
 
     Args:
-        network: Transformer of the base model. Keys of its configuration that the file lacks are not compared, because
-            versions of diffusers have different keys.
+        network: Transformer of the base model.
         folder: Folder written by `save_pretrained`.
         dtype: Floating-point type of the weights in memory.
         device: Device of the network.
 
     Raises:
         DataError: A file is missing, cut off or damaged, or has another configuration or other weights.
+    """
+    check_like(network, folder)
+    return _load_network(type(network), folder, dtype, device, TRAIN_AGAIN)
+
+
+def check_like(network: Any, folder: Path) -> None:
+    """Check the files of a saved transformer that will replace `network`, from their headers.
+
+    Args:
+        network: Transformer of the base model. Keys of its configuration that the file lacks are not compared, because
+            versions of diffusers have different keys.
+        folder: Folder written by `save_pretrained`.
+
+    Raises:
+        DataError: A file is missing, cut off or damaged, or has another configuration.
     """
     _check_component(folder, TRAIN_AGAIN)
     path = folder / "config.json"
@@ -143,9 +161,9 @@ def load_like(network: Any, folder: Path, dtype: torch.dtype, device: torch.devi
     for name in sorted(found.keys() & wanted.keys()):
         if not name.startswith("_") and found[name] != wanted[name]:
             raise DataError(
-                f"{path}: {name} must be {wanted[name]!r} as in model.checkpoint, got {found[name]!r}; {TRAIN_AGAIN}"
+                f"{path}: {name} must be {wanted[name]!r} as in model.checkpoint, got {found[name]!r}: this is a "
+                f"policy of another model. If it was trained here, {TRAIN_AGAIN}"
             )
-    return _load_network(type(network), folder, dtype, device, TRAIN_AGAIN)
 
 
 def network_with(network_class: Any, config: Any, state: Mapping[str, torch.Tensor]) -> Any:
@@ -180,8 +198,8 @@ def _downloaded(pipeline_class: Any, options: LoadOptions, left_out: Mapping[str
         )
     except Exception as error:  # of the hub's client, of the network below it, or of diffusers
         raise DataError(
-            f"model.checkpoint: cannot download {options.checkpoint} (revision {options.revision}): {error}. "
-            "A hub id needs the network, and often an accepted licence and `hf auth login`."
+            f"model.checkpoint: cannot download {options.checkpoint} (revision {options.revision}): {one_line(error)}. "
+            f"{OF_THE_HUB}"
         ) from error
 
 

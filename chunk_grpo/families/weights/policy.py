@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from chunk_grpo.config.policies import PolicyFiles
-from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.errors import ConfigError, DataError, one_line
 from chunk_grpo.families.base import Family, TuningOptions
 from chunk_grpo.families.weights.adapter_file import (
     PEFT_WEIGHTS,
@@ -167,6 +167,7 @@ def _downloaded(policy: PolicyFiles, key: str) -> Path:
         return files("*.json", "*.safetensors", left_out="*/*")
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{key}.path: {policy.path} is no file or folder here, and cannot be downloaded from the hub ({error}). "
+            f"{key}.path: {policy.path} is no file or folder here, and cannot be downloaded from the hub "
+            f"({one_line(error)}). "
             "A hub id needs the network, and for some policies `hf auth login`."
         ) from error

@@ -55,7 +55,10 @@ def policy_record(policy: PolicyFiles, key: str, digests: Digests) -> dict[str, 
     files = digests.of(policy.path)
     found = _record(files, policy.path, policy.revision, (f"{key}.path", f"{key}.revision"))
     if not any(found.values()):
-        raise DataError(f"{key}.path: no such file or folder, and no hub id (owner/name), got {policy.path}")
+        raise DataError(
+            f"{key}.path: no such file or folder, and no hub id (owner/name), got {policy.path}; fix the path, or "
+            f"remove {key}"
+        )
     return found
 
 
