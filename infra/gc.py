@@ -27,6 +27,7 @@ from chunk_grpo.orchestration.cache import (
     remove_unused,
     unused_files,
 )
+from chunk_grpo.orchestration.commands import require_clone
 from chunk_grpo.orchestration.unfinished import Unfinished, unfinished
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,6 +81,7 @@ def collect(options: argparse.Namespace) -> None:
     Refused while a run is active, and if the cache may have other users, or what names results is unreadable.
     """
     checkout = options.checkout.resolve()
+    require_clone(checkout)
     home = Path(os.environ.get("PREFECT_HOME") or checkout / ".prefect").resolve()
     checkouts = [checkout, *map(_repository, options.others)]
     if options.checkpoints < 1:

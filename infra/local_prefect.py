@@ -38,7 +38,7 @@ from chunk_grpo.orchestration.served import OUR_STRING, PORT
 from chunk_grpo.stopping import stop_seconds
 from infra import worker
 from infra.runs import runs_in
-from infra.setup import SetUp, SetUpError
+from infra.setup import ProcessEndedError, SetUp, SetUpError
 
 HOST = "127.0.0.1"
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
@@ -184,10 +184,10 @@ class LocalPrefect:
         return psutil.Process(self._processes[name].pid)
 
     def check(self) -> None:
-        """Check that all processes run; SetUpError names one that has ended, its exit status and its log file."""
+        """Check that all processes run; ProcessEndedError names one that has ended, its exit status and its log."""
         for name, process in self._processes.items():
             if process.poll() is not None:
-                raise SetUpError(
+                raise ProcessEndedError(
                     f"{name} ended with {process.returncode}; see {self.home / name}.log. The others were stopped too; "
                     "when they are started again, runs that were active are run once more"
                 )

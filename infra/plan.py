@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 
@@ -19,6 +20,7 @@ from chunk_grpo.planning.machines import GPUS, machine
 from chunk_grpo.stopping import stop_seconds
 
 ROOT = Path(__file__).resolve().parents[1]
+T = TypeVar("T", int, float)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
     try:
         params = _params(options)
+        if unknown := [name for name in options.variant or () if name not in params.variants]:
+            raise ConfigError(f"--variant: must be one of {', '.join(params.variants)}, got {unknown[0]}")
         sys.stderr.write(f"tracing passes of {params.model.checkpoint}, which takes ten seconds or more\n")
         from chunk_grpo.planning.plan import (
             make_plan,
@@ -67,14 +71,21 @@ def _params(options: argparse.Namespace) -> Params:
 
 
 def _positive(text: str) -> float:
-    value = float(text)
+    value = _number(text, float, "a number")
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
     return value
 
 
+def _number(text: str, kind: Callable[[str], T], what: str) -> T:
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be {what}, got {text!r}") from None
+
+
 def _count(text: str) -> int:
-    value = int(text)
+    value = _number(text, int, "a whole number")
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
     return value

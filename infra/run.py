@@ -2,8 +2,9 @@
 
 chunk-grpo run      (make run)
 
-DVC's own lines go to logs/dvc.log. Exit code: that of the stage that failed (2: configuration, 3: data, 75: stopped, or
-a server did not answer; run it again), 1 for anything else. Ctrl-C stops it; the same command goes on from there.
+DVC's own lines go to logs/dvc.log. Exit code: that of the stage that failed, or of what DVC refuses (2: configuration,
+3: data, 75: stopped, or a server did not answer; run it again), 1 for anything else. Ctrl-C stops it; the same command
+goes on from there.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from typing import Any
 
 import psutil
 
+from chunk_grpo.artifacts import check_writable
 from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.config import load_params
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, Stopped
 from chunk_grpo.guard import adopt_orphans, exec_with_parent_death_signal
+from chunk_grpo.orchestration.commands import require_clone
 from chunk_grpo.orchestration.outcomes import StageFailed
 from chunk_grpo.orchestration.pipeline import STOP_MARGIN
 from chunk_grpo.stopping import stop_seconds
@@ -39,12 +42,38 @@ _LONGEST = 500  # characters of what DVC says
 _EXPLAINED = (ConfigError.exit_code, DataError.exit_code, Stopped.exit_code)
 """Exit codes of stages that end with a sentence of their own."""
 
+_REFUSALS = (
+    (
+        r"dvc\.lock' is invalid",
+        ConfigError.exit_code,
+        "Keep one side of each conflict in dvc.lock, or delete it: results that the cache has are restored.",
+    ),
+    (
+        r"dvc\.yaml' is invalid",
+        ConfigError.exit_code,
+        "Mend dvc.yaml, or take it from git: `git checkout dvc.yaml`.",
+    ),
+    (
+        r"is busy, it is being blocked by|Unable to acquire lock",
+        Stopped.exit_code,
+        "Another run is active in this folder: run again when it has ended.",
+    ),
+    (
+        r"output '.*' does not exist",
+        DataError.exit_code,
+        "The stage ended without its result: code of yours that it imports may have ended Python (os._exit).",
+    ),
+)
+"""What DVC itself says, the exit code, and what to do. The other stages are not begun."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run; return the exit code."""
     parser().parse_args(argv)
     try:
+        require_clone(ROOT)
         params.check()
+        check_writable(ROOT / LOG)
         patience = stop_seconds() + STOP_MARGIN
     except ChunkGrpoError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -62,8 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"stopped by {stop.signal}: finished stages and checkpoints are kept; chunk-grpo run goes on from there\n"
         )
         return Stopped.exit_code
-    sys.stderr.write(f"error: {reason(failed, ROOT / LOG)}\n")
-    return 1
+    code, said = reason(failed, ROOT / LOG)
+    sys.stderr.write(f"error: {said}\n")
+    return code
 
 
 def parser() -> argparse.ArgumentParser:
@@ -101,6 +131,7 @@ def reproduce(stop: Stop, patience: float) -> tuple[int, list[dict[str, Any]]]:
     After a signal it waits for the stages, `patience` seconds at most.
     """
     (ROOT / LOG).parent.mkdir(exist_ok=True)
+    (ROOT / LOG).unlink(missing_ok=True)
     sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix="chunk-grpo-") as folder:
         record, known = Path(folder, "stages.jsonl"), Path(folder, "durations.json")
@@ -156,19 +187,22 @@ def answer(root: Path) -> list[str]:
     ]
 
 
-def reason(failed: Mapping[str, Any] | None, log: Path) -> str:
-    """Why the run failed: the stage that has no sentence of its own, or what DVC says."""
+def reason(failed: Mapping[str, Any] | None, log: Path) -> tuple[int, str]:
+    """Exit code, and why the run failed: the stage that has no sentence of its own, or what DVC says."""
     if failed:
         said = StageFailed(failed["stage"], failed["code"], ())
         if said.exit_code < 0:
             hint = "if you did not end it, the system may have had no memory left (`dmesg`); run it again"
         else:
             hint = "its last lines are above; a traceback of chunk-grpo's own code is a bug"
-        return f"{said}: {hint}. DVC's lines are in {log}"
+        return 1, f"{said}: {hint}. DVC's lines are in {log}"
     text = log.read_text(encoding="utf-8") if log.exists() else ""
     errors = re.split(r"^ERROR: ", text, flags=re.MULTILINE)[1:]
     last = " ".join((errors[-1].split("\n\n")[0] if errors else text).split())[:_LONGEST]
-    return f"DVC: {last or 'ended without a message'}. DVC's lines are in {log}"
+    known = ((code, advice) for pattern, code, advice in _REFUSALS if re.search(pattern, last))
+    code, advice = next(known, (1, ""))
+    words = [f"DVC: {last or 'ended without a message'}.", advice, f"DVC's lines are in {log}"]
+    return code, " ".join(filter(None, words)).replace("..", ".")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from chunk_grpo.environment import PUBLISH, REPORTS_URL
-from chunk_grpo.errors import ChunkGrpoError
+from chunk_grpo.errors import ChunkGrpoError, DataError
 from chunk_grpo.orchestration.served import AUTH, OUR_STRING, kept_string
 from infra.local_prefect import SERVER_STRING, LocalPrefect, stop_on_signals
 from infra.setup import SetUpError, webhook
@@ -48,9 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         console.print("Stopped: server, workers and their flow runs.")
         return 0
-    except (SetUpError, ChunkGrpoError, OSError) as error:
-        console.print(f"make serve: {error}", markup=False)
-        return 1
+    except (ChunkGrpoError, OSError) as error:
+        console.print(f"error: {error}", markup=False)
+        return error.exit_code if isinstance(error, ChunkGrpoError) else DataError.exit_code
 
 
 def parser() -> argparse.ArgumentParser:

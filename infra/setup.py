@@ -33,6 +33,7 @@ from pydantic import SecretStr
 from rich.console import Console
 
 from chunk_grpo.environment import NOTIFY_WEBHOOK
+from chunk_grpo.errors import ConfigError, TransientError
 from infra.deployments import PREFECT_FILE, deployments_file, named_pools
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,8 +43,14 @@ AUTOMATIONS, NOTIFICATIONS = (
 WEBHOOK_BLOCK = "chunk-grpo-notify"
 
 
-class SetUpError(Exception):
+class SetUpError(ConfigError):
     """The server, a worker, a work pool or a deployment could not be set up."""
+
+
+class ProcessEndedError(SetUpError):
+    """A process of `chunk-grpo serve` has ended; the same command starts it again."""
+
+    exit_code = TransientError.exit_code
 
 
 def webhook() -> SecretStr | None:
@@ -242,14 +249,14 @@ def _template(text: str) -> tuple[str, Path]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Set up the server; return exit status 1 on failure."""
+    """Set up the server; return its exit code."""
     options = vars(parser().parse_args(argv))
     console = Console(highlight=False, soft_wrap=True)
     try:
         SetUp(templates=dict(options.pop("template")), webhook=webhook(), **options).apply()
     except SetUpError as error:
         console.print(f"error: {error}", style="bold red", markup=False)
-        return 1
+        return error.exit_code
     console.print(f"{PREFECT_API_URL.value()} has the work pools, automations and deployments.")
     return 0
 

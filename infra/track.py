@@ -16,7 +16,7 @@ from pathlib import Path
 from chunk_grpo.config import load_params
 from chunk_grpo.errors import ChunkGrpoError, ConfigError
 from chunk_grpo.git import git, uncommitted
-from chunk_grpo.orchestration.commands import dvc
+from chunk_grpo.orchestration.commands import dvc, require_clone
 
 ROOT = Path(__file__).resolve().parents[1]
 PIPELINE = "dvc.yaml"  # not that of pretraining/
@@ -50,6 +50,7 @@ def track(checkout: Path, message: str | None = None) -> None:
 
     The run must be up to date, without other edits, and there must be a remote.
     """
+    require_clone(checkout)
     params = load_params(checkout / "params.yaml")
     edits = [line for line in uncommitted(checkout) if not line.endswith("params.yaml")]
     if edits:

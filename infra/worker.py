@@ -21,7 +21,7 @@ from prefect.settings import PREFECT_API_URL
 from rich.console import Console
 
 from chunk_grpo.environment import NOTIFY_WEBHOOK, REPOSITORY, WORKER_PID
-from chunk_grpo.errors import ConfigError
+from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.orchestration.dvc_state import keep_own_state
 from infra.setup import ROOT, SetUpError, connected
 
@@ -36,7 +36,7 @@ _ALSO_OF_CLIENTS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check the worker's requirements, then exec the worker; return exit status 1 if one is missing."""
+    """Check the worker's requirements, then exec the worker; return 2 or 3 if one is missing."""
     options = parser().parse_args(argv)
     repository = Path(os.environ.get(REPOSITORY) or ROOT).resolve()
     home = Path(os.environ.get("PREFECT_HOME") or repository / ".prefect").resolve()
@@ -44,10 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         check(repository, options.pool)
         own_folder(home)
         keep_own_state(repository)
-    except (SetUpError, ConfigError, OSError) as error:
+    except (ConfigError, OSError) as error:
         message = f"error: {error}"
         Console(stderr=True, highlight=False, soft_wrap=True).print(message, style="bold red", markup=False)
-        return 1
+        return error.exit_code if isinstance(error, ConfigError) else DataError.exit_code
     limit = 1 if options.limit is None and options.pool != "cpu" else options.limit
     name = options.name or f"{socket.gethostname()}-{options.pool}-{os.getpid()}"
     os.chdir(repository)  # prefect.toml

@@ -104,6 +104,16 @@ def _lines(output: io.TextIOWrapper) -> Iterator[str]:
             yield line
 
 
+def require_clone(folder: Path) -> None:
+    """Require that a folder is a clone of the repository, for git and DVC; ConfigError says what to do."""
+    for name in (".git", ".dvc", "dvc.yaml"):
+        if not (folder / name).exists():
+            raise ConfigError(
+                f"{folder}: must be a clone of the repository, for git and DVC, got a folder without {name}; call the "
+                "command in a folder that `git clone` has made"
+            )
+
+
 def dvc(folder: Path, *arguments: str, check: bool = True) -> str:
     """Output of a DVC command in a repository; with `check`, its failure is a ConfigError."""
     command = [sys.executable, "-m", "dvc", *arguments]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -94,13 +95,18 @@ def _rough(seconds: float) -> str:
 def main(record: str, log: str, durations: str) -> int:
     """Run `dvc repro`; return its exit code."""
     screen, earlier = sys.stdout, json.loads(Path(durations).read_text(encoding="utf-8"))
-    with Path(log).open("w", encoding="utf-8", buffering=1) as own:
-        # Before DVC is imported, whose handlers keep these streams. Stages have the terminal, since they write to the
-        # file descriptors.
-        sys.stdout = sys.stderr = own
-        from chunk_grpo.orchestration import dvc_process
+    own, errors = Path(log).open("w", encoding="utf-8", buffering=1), sys.stderr  # noqa: SIM115
+    # Before DVC is imported, whose handlers keep these streams. Stages have the terminal, since they write to the
+    # file descriptors.
+    sys.stdout = sys.stderr = own
+    from chunk_grpo.orchestration import dvc_process
 
+    try:
         return dvc_process.main(record, ["repro"], Shown(screen, earlier))
+    finally:
+        sys.stdout, sys.stderr = screen, errors
+        with suppress(OSError):  # a full disk: the stage has said so
+            own.close()
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def test_commands_in_folder_find_generated_password(
         wrong = typed(root, port, "infra.setup", PREFECT_API_AUTH_STRING="a:b")
         assert "refuses access (status 401)" in wrong.stdout
         again = typed(root, port, "infra.serve", PREFECT_PORT=str(free_port()))
-        assert again.returncode == 1
+        assert again.returncode == 2
         assert f"already runs here, on port {port}" in again.stdout
         other = root.parent / "other"
         shutil.copytree(root, other, ignore=shutil.ignore_patterns(".prefect"))

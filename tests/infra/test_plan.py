@@ -37,6 +37,29 @@ def test_json_has_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert {phase["name"] for phase in found["memory"]} >= {"loading", "rollout", "update", "generate"}
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--gpus", "two"], "argument --gpus: must be a whole number, got 'two'"),
+        (["--price", "2,5"], "argument --price: must be a number, got '2,5'"),
+    ],
+)
+def test_an_option_that_is_no_number(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(options)
+    assert capsys.readouterr().err.splitlines()[-1] == f"chunk-grpo plan: error: {said}"
+
+
+def test_an_unknown_variant_is_refused_before_anything_is_traced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("chunk_grpo.planning.plan.make_plan", None)
+    assert main(["--variant", "chunkws"]) == 2
+    assert capsys.readouterr().err == "error: --variant: must be one of chunk-ws, got chunkws\n"
+
+
 def test_strict_ends_with_2_if_something_cannot_work(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--preset", "flux-dev", "--gpus", "1"]
     assert main(options) == 0

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -43,7 +44,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 from infra import run
-run.ROOT, run.params.check = Path(sys.argv[1]), lambda: None
+run.ROOT, run.params.check, run.require_clone = Path(sys.argv[1]), lambda: None, lambda root: None
 run.answer = lambda root: ["the answer"]
 sys.exit(run.main([]))
 """
@@ -133,8 +134,38 @@ def test_a_stage_without_a_sentence_is_named(what: str, sentence: str, folder: P
 
 def test_what_dvc_itself_refuses_is_the_last_line(folder: Path) -> None:
     code, said = ended(folder, "ok b.txt\n    outs: [c.txt]\n    unknown: 1 #")
-    assert code == 1
+    assert code == 2
     assert said[-1].startswith("error: DVC: './dvc.yaml' is invalid")
+    assert "take it from git: `git checkout dvc.yaml`. DVC's lines are in" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "advice"),
+    [
+        (
+            "'./dvc.lock' is invalid (possible merge conflicts).\n\nWhile scanning",
+            2,
+            "or delete it: results that the",
+        ),
+        (
+            "failed to reproduce 'a': 'b' is busy, it is being blocked by:\n  (PID 7): c",
+            75,
+            "Another run is active",
+        ),
+        ("Unable to acquire lock. Most likely another DVC process is running", 75, "Another run is active"),
+        ("failed to reproduce 'a': output 'b.json' does not exist", 3, "The stage ended without its result"),
+        ("anything else", 1, "DVC's lines are in"),
+    ],
+)
+def test_a_refusal_of_dvc_has_its_exit_code_and_advice(
+    said: str, code: int, advice: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "dvc.log"
+    log.write_text(f"Running stage 'a':\nERROR: {said}\n", "utf-8")
+    found, sentence = run.reason(None, log)
+    assert found == code
+    assert advice in sentence and "\n" not in sentence
+    assert sentence.startswith("DVC: ") and sentence.endswith(f" DVC's lines are in {log}")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -162,6 +193,37 @@ def test_dvc_ends_with_the_command(folder: Path) -> None:
     wait_for(lambda: has_ended(dvc.pid), 30, "the end of DVC")
     os.killpg(process.pid, signal.SIGTERM)  # its stage, which is none of ours
     process.communicate(timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code", "said"),
+    [
+        (lambda root: (root / "logs").write_text("a file"), 3, "logs/dvc.log: cannot write: Not a directory"),
+        (
+            lambda root: (root / ".git").rmdir(),
+            2,
+            "must be a clone of the repository, for git and DVC, got a folder w",
+        ),
+    ],
+    ids=["not writable", "no git"],
+)
+def test_a_folder_in_which_nothing_can_run_ends_it_before_dvc_begins(
+    spoil: Callable[[Path], object],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in (".git", ".dvc", "dvc.yaml"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setattr(run.params, "check", lambda: None)
+    monkeypatch.setattr(run, "reproduce", None)
+    spoil(tmp_path)
+    assert run.main([]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and said in line
 
 
 def test_wrong_parameters_end_it_before_dvc_begins(
