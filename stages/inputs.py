@@ -78,7 +78,8 @@ def main(params: Params, arguments: Arguments) -> None:
     require_no_secrets(params)
     digests = Digests()
     model = model_record(params.model, digests)
-    check_model(params, model)
+    start = start_record(params, digests)
+    check_model(params, model, start)
     write_json(params.model_dump(mode="json"), arguments.settings)
     if is_under_dvc():  # elsewhere nobody edits the code: a run of a flow has a clone of its own
         copy_code()
@@ -88,7 +89,6 @@ def main(params: Params, arguments: Arguments) -> None:
     write_json(model, arguments.model)
     write_json(prompt_records(params, digests), arguments.prompts)
     write_json(scorer_records(params, digests), arguments.scorers)
-    start = start_record(params, digests)
     with output_dir(arguments.variants) as folder:
         for name in params.variants:
             settings = training_settings(params, name)

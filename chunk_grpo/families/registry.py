@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chunk_grpo.config.families import module_of
@@ -48,7 +49,11 @@ def load_family(name: str, options: LoadOptions, parts: Sequence[Part]) -> Famil
 
 
 def check_checkpoint(
-    name: str, options: LoadOptions, sizes: Iterable[tuple[int, int]], lora_targets: Sequence[str] | None
+    name: str,
+    options: LoadOptions,
+    sizes: Iterable[tuple[int, int]],
+    lora_targets: Sequence[str] | None,
+    start: Path | None = None,
 ) -> None:
     """Check a checkpoint's folder against settings, from its configurations and the headers of its files alone.
 
@@ -57,12 +62,15 @@ def check_checkpoint(
         options: Checkpoint and settings.
         sizes: Heights and widths of the images in pixels.
         lora_targets: Layers of the adapter to train; None: none is trained.
+        start: Policy with which training starts; None: the base model.
 
     Raises:
         ConfigError: There is no such family, a size does not fit the checkpoint, or it has no such layer.
         DataError: The checkpoint is missing, broken or of another family, or its files do not fit its networks.
     """
-    from chunk_grpo.families.weights.lora import check_targets  # here: torch takes seconds
+    # Here: torch takes seconds.
+    from chunk_grpo.families.weights.lora import check_targets
+    from chunk_grpo.families.weights.policy import check_start
 
     # Kernels of attention are tried where they run.
     family = family_class(name).load(replace(options, device="meta", attention_backend=None))
@@ -70,3 +78,5 @@ def check_checkpoint(
         family.resized(height, width)
     if lora_targets is not None:
         check_targets(family.transformer, tuple(lora_targets))
+    if start is not None:
+        check_start(family.transformer, start, family.original_layers, is_adapter=lora_targets is not None)

@@ -13,18 +13,22 @@ MEMORY = Path(".inputs/checked-model")
 """Digest of what was last found right. Deleting it costs only time."""
 
 
-def check_model(params: Params, record: Mapping[str, str | None]) -> None:
+def check_model(
+    params: Params, record: Mapping[str, str | None], start: Mapping[str, str | None] | None
+) -> None:
     """Check that files, networks and settings fit each other. What was found right is not checked again.
 
-    `record` is the content of the base model's files. Of a hub id, sizes and layers are checked if its configurations
-    are here; else by the stages that load it.
+    `record` is the content of the base model's files, `start` that of the policy with which training starts. Of a hub
+    id, sizes and layers are checked if its configurations are here; else, as its policies, by the stages that load it.
     """
     lora = params.train.lora
     given = [
         dict(record),
+        None if start is None else dict(start),
         params.model.model_dump(mode="json"),
         [params.generate.height, params.generate.width],
         None if lora is None else list(lora.targets),
+        None if params.train.start_from is None else params.train.start_from.model_dump(mode="json"),
         [version(name) for name in ("chunk-grpo", "diffusers", "transformers", "peft")],
     ]
     digest = hashlib.sha256(json.dumps(given).encode()).hexdigest()
@@ -41,6 +45,7 @@ def _check(params: Params) -> None:
     from chunk_grpo.families.options import options_of
     from chunk_grpo.families.registry import check_checkpoint
     from chunk_grpo.families.tracing import Traced, network_sizes
+    from chunk_grpo.families.weights.policy import local_policy
     from chunk_grpo.families.weights.records import may_be_hub_id
     from chunk_grpo.planning.models import read_checkpoint
 
@@ -48,7 +53,9 @@ def _check(params: Params) -> None:
     sizes = [(part.height, part.width) for part in (model, params.generate)]
     if not may_be_hub_id(model.checkpoint):
         options = options_of(model, 1.0, model)
-        check_checkpoint(model.family, options, sizes, None if lora is None else lora.targets)
+        policy = params.train.start_from
+        start = local_policy(policy, "train.start_from") if policy and Path(policy.path).exists() else None
+        check_checkpoint(model.family, options, sizes, None if lora is None else lora.targets, start)
     elif place := _with_configurations(model.checkpoint, model.revision):
         checkpoint = read_checkpoint(model.family, place)
         tuning = None if lora is None else TuningOptions(lora.rank, lora.alpha, lora.targets, False, None)

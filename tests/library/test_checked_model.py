@@ -83,6 +83,24 @@ def test_layers_of_the_adapter(workspace, capsys):
     )
 
 
+START = {"revision": None, "file": None}
+
+
+def test_a_policy_of_another_model_to_start_from(workspace, capsys):
+    policy = CHECKPOINT.parent / "tiny-sd3" / "transformer"
+    workspace.edit(put("train.start_from", {"path": str(policy), **START}))
+    said = refused(workspace, 3, capsys)
+    assert (
+        f"{policy}/config.json: in_channels must be 32 as in model.checkpoint, got 8: this is a policy of"
+        in said
+    )
+    workspace.edit(put("train.lora", {"rank": 4, "alpha": 4, "targets": ["to_q"]}))
+    assert "train.start_from: must be an adapter where train.lora trains one" in refused(workspace, 2, capsys)
+    workspace.edit(put("train.lora", None))
+    workspace.edit(put("train.start_from", {"path": str(CHECKPOINT / "transformer"), **START}))
+    assert workspace.run("inputs") == 0
+
+
 def test_passed_check_is_not_repeated(workspace, monkeypatch):
     assert workspace.run("inputs") == 0
     checked: list[object] = []

@@ -18,10 +18,11 @@ from chunk_grpo.families.weights.adapter_file import (
     WEIGHTS,
     LayerNames,
     adapter_file,
+    read_adapter,
     read_content,
 )
 from chunk_grpo.families.weights.adapter_settings import scale_of
-from chunk_grpo.families.weights.checkpoint import TRAIN_AGAIN, load_like, network_with
+from chunk_grpo.families.weights.checkpoint import TRAIN_AGAIN, check_like, load_like, network_with
 from chunk_grpo.families.weights.lora import merge_lora, rescaled_state, with_lora
 
 
@@ -76,13 +77,8 @@ def saved_network(
 
 def start_state(network: Any, path: Path, names: LayerNames, options: TuningOptions) -> dict[str, Tensor]:
     """Weights with which training of `network`, the base model's, starts; see `Family.start_state`."""
-    found = policy_in(path)
+    found = _start(path, is_adapter=options.lora_rank is not None)
     if options.lora_rank is not None:
-        if found.is_dir():
-            raise ConfigError(
-                f"train.start_from: must be an adapter where train.lora trains one, got the transformer {found}; make "
-                "it the base model (model.checkpoint), or train all weights (train.lora: null)"
-            )
         return rescaled_state(found, names, network, options.lora_alpha / options.lora_rank)
     if found.is_dir():
         return dict(load_like(network, found, torch.float32, "cpu").state_dict())
@@ -92,6 +88,30 @@ def start_state(network: Any, path: Path, names: LayerNames, options: TuningOpti
     }
     whole = network_with(type(network), network.config, state)
     return dict(merge_lora(with_lora(whole, found, names)).state_dict())
+
+
+def check_start(network: Any, path: Path, names: LayerNames, *, is_adapter: bool) -> None:
+    """Check early the policy with which training of `network` starts: its settings, and an adapter's weights.
+
+    Raises:
+        ConfigError: It is a transformer where an adapter is trained.
+        DataError: There is no policy, or one of another model.
+    """
+    found = _start(path, is_adapter=is_adapter)
+    if found.is_file():
+        read_adapter(found, network, names)
+    else:
+        check_like(network, found)
+
+
+def _start(path: Path, *, is_adapter: bool) -> Path:
+    found = policy_in(path)
+    if is_adapter and found.is_dir():
+        raise ConfigError(
+            f"train.start_from: must be an adapter where train.lora trains one, got the transformer {found}; make "
+            "it the base model (model.checkpoint), or train all weights (train.lora: null)"
+        )
+    return found
 
 
 def comfyui_lora(folder: Path, out: Path) -> None:
