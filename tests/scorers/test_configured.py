@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from chunk_grpo.errors import ConfigError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
-from chunk_grpo.scorers.running.configured import in_batches
+from chunk_grpo.scorers.running.configured import chosen_device, in_batches
 
 
 def images(count: int) -> ScoreBatch:
@@ -53,3 +54,14 @@ def test_one_image_that_does_not_fit_and_other_errors_are_raised():
         in_batches(images(2), 1, score)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         in_batches(images(2), 2, score)
+
+
+def test_a_device_that_is_not_here(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert [chosen_device(name) for name in ("cpu", "cuda", "cuda:0")] == ["cpu", "cuda", "cuda:0"]
+    with pytest.raises(
+        ConfigError, match="must be one of the 1 GPUs that torch sees here, got 'cuda:1'; set null"
+    ):
+        chosen_device("cuda:1")
+    with pytest.raises(ConfigError, match="device must be as cuda:1 or cpu, got 'gpu'"):
+        chosen_device("gpu")

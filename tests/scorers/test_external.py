@@ -172,8 +172,8 @@ class Scoreless:
 @pytest.mark.parametrize(
     ("source", "options", "said"),
     [
-        ("sharp", {}, r"source: must be module:attribute or an entry point of .*, got 'sharp'"),
-        (":f", {}, "source: must be module:attribute or an entry point .*, got ':f'"),
+        ("sharp", {}, r"source: must be module:attribute, .* or an entry point of .*, got 'sharp'"),
+        (":f", {}, "source: must be module:attribute, .* or an entry point .*, got ':f'"),
         ("os:sep", {}, "source: must be a function or a class, but os:sep is '/'"),
         (
             "no_such_module:f",

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from chunk_grpo.config.scorer_settings import ScorerSettings, Weights
-from chunk_grpo.errors import DataError
+from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.gpus import has_gpu
 from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, check_batch
 from chunk_grpo.scorers.running.checkpoints import find_checkpoint
@@ -147,8 +147,28 @@ class ConfiguredScorer(ABC, Generic[Settings]):
 
 
 def chosen_device(device: str | None) -> str:
-    """Device of a scorer's models: `device` if set, else the process's GPU, else the CPU."""
-    return device or ("cuda" if has_gpu() else "cpu")
+    """Device of a scorer's models: `device` if set, else the process's GPU, else the CPU.
+
+    Raises:
+        ConfigError: `device` is no device of torch, or a GPU that this machine does not have.
+    """
+    if device is None:
+        return "cuda" if has_gpu() else "cpu"
+    import torch  # takes seconds; scorers without a model do not need it
+
+    there = torch.cuda.device_count()
+    try:
+        wanted = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"executors: device must be as cuda:1 or cpu, got {device!r}; set it, or null"
+        ) from error
+    if wanted.type == "cuda" and (wanted.index or 0) >= there:
+        raise ConfigError(
+            f"executors: device must be one of the {there} GPUs that torch sees here, got {device!r}; set null, or run "
+            "where it is"
+        )
+    return device
 
 
 def model_name(weights: Weights) -> str:

@@ -213,8 +213,8 @@ def find_source(key: str, source: str) -> Callable[..., Any]:
     module, _, attribute = offered.get(source, source).partition(":")
     if not (module and attribute):
         raise ConfigError(
-            f"scorers.{key}.source: must be module:attribute or an entry point of {ENTRY_POINTS}, got {source!r}; "
-            f"the installed packages offer: {', '.join(sorted(offered)) or 'none'}"
+            f"scorers.{key}.source: must be module:attribute, as my_rewards:brightness, or an entry point of "
+            f"{ENTRY_POINTS}, got {source!r}; the installed packages offer: {', '.join(sorted(offered)) or 'none'}"
         )
     try:
         found = attrgetter(attribute)(importlib.import_module(module))
