@@ -36,6 +36,10 @@ NUMBER = "must be a whole number of at least 0, got"
         ({"LOCAL_RANK": "3"}, f"RANK: must be set together with LOCAL_RANK, got nothing; {REMEDY}"),
         ({"WORLD_SIZE": "2"}, f"RANK: must be set together with WORLD_SIZE, got nothing; {REMEDY}"),
         ({"WORLD_SIZE": "x"}, f"WORLD_SIZE: {NUMBER} 'x'; {REMEDY}"),
+        (
+            {"CHUNK_GRPO_PROCESSES": "two"},
+            "CHUNK_GRPO_PROCESSES: must be a number of at least 1, got 'two'; set one",
+        ),
         ({"RANK": "-1"}, f"RANK: {NUMBER} '-1'; {REMEDY}"),
         (
             dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE"), "2"),

@@ -164,7 +164,7 @@ def test_rejects_invalid_process_count(
 ) -> None:
     monkeypatch.setenv(PROCESSES, value)
     assert run_processes(lambda params, arguments: None, object) == 2  # type: ignore[type-var]
-    said = f"error: {PROCESSES}: must be a number of at least 1, got '{value}'\n"
+    said = f"error: {PROCESSES}: must be a number of at least 1, got '{value}'; set one, or unset it\n"
     assert capsys.readouterr().err == said
 
 
