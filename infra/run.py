@@ -30,7 +30,7 @@ from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.config import load_params
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, Stopped
 from chunk_grpo.guard import adopt_orphans, exec_with_parent_death_signal
-from chunk_grpo.orchestration.commands import require_clone
+from chunk_grpo.orchestration.commands import require_clone, said_by_dvc
 from chunk_grpo.orchestration.outcomes import StageFailed
 from chunk_grpo.orchestration.pipeline import STOP_MARGIN
 from chunk_grpo.stopping import stop_seconds
@@ -38,7 +38,6 @@ from infra import params
 
 ROOT = Path(__file__).resolve().parents[1]
 LOG = Path("logs", "dvc.log")
-_LONGEST = 500  # characters of what DVC says
 _EXPLAINED = (ConfigError.exit_code, DataError.exit_code, Stopped.exit_code)
 """Exit codes of stages that end with a sentence of their own."""
 
@@ -197,12 +196,11 @@ def reason(failed: Mapping[str, Any] | None, log: Path) -> tuple[int, str]:
             hint = "its last lines are above; a traceback of chunk-grpo's own code is a bug"
         return 1, f"{said}: {hint}. DVC's lines are in {log}"
     text = log.read_text(encoding="utf-8") if log.exists() else ""
-    errors = re.split(r"^ERROR: ", text, flags=re.MULTILINE)[1:]
-    last = " ".join((errors[-1].split("\n\n")[0] if errors else text).split())[:_LONGEST]
+    last = said_by_dvc(text)
     known = ((code, advice) for pattern, code, advice in _REFUSALS if re.search(pattern, last))
     code, advice = next(known, (1, ""))
     words = [f"DVC: {last or 'ended without a message'}.", advice, f"DVC's lines are in {log}"]
-    return code, " ".join(filter(None, words)).replace("..", ".")
+    return code, " ".join(filter(None, words))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from chunk_grpo.errors import ConfigError
 
 Log = Callable[[str], None]
 
+_LONGEST = 500  # characters of what DVC says
 _PROGRESS_SECONDS = 10.0  # progress bars redraw many times a second: log one state per interval
 
 
@@ -119,5 +121,16 @@ def dvc(folder: Path, *arguments: str, check: bool = True) -> str:
     command = [sys.executable, "-m", "dvc", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if check and done.returncode != 0:
-        raise ConfigError(f"dvc {arguments[0]} failed in {folder}: {done.stdout}{done.stderr}")
+        said = said_by_dvc(done.stdout + done.stderr)
+        raise ConfigError(
+            f"dvc {arguments[0]} failed in {folder}: {said}. Mend that (a remote: its URL, `dvc remote list`, and its "
+            "credentials), and run the same command again."
+        )
     return done.stdout
+
+
+def said_by_dvc(text: str) -> str:
+    """What DVC says about its failure, in one line: its last error, without its links and hints."""
+    errors = re.split(r"^ERROR: ", text, flags=re.MULTILINE)[1:]
+    last = errors[-1].split("\n\n")[0] if errors else text
+    return " ".join(last.split())[:_LONGEST].rstrip(".")

@@ -4,7 +4,10 @@ import sys
 import time
 from pathlib import Path
 
-from chunk_grpo.orchestration.commands import Commands
+import pytest
+
+from chunk_grpo.errors import ConfigError
+from chunk_grpo.orchestration.commands import Commands, dvc
 
 
 def test_lines_arrive_while_the_process_runs_and_progress_bars_are_thinned(tmp_path: Path) -> None:
@@ -27,3 +30,12 @@ def test_lines_arrive_while_the_process_runs_and_progress_bars_are_thinned(tmp_p
 def test_a_signal_is_added_to_128(tmp_path: Path) -> None:
     code = "import os; os.kill(os.getpid(), 9)"
     assert Commands().run([sys.executable, "-c", code], tmp_path, {}, print) == 137
+
+
+def test_a_failure_of_dvc_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        dvc(tmp_path, "push")
+    assert str(caught.value).startswith(
+        f"dvc push failed in {tmp_path}: you are not inside of a DVC repository"
+    )
+    assert "\n" not in str(caught.value) and str(caught.value).endswith("and run the same command again.")
