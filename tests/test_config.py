@@ -328,3 +328,13 @@ def test_numbers_are_read_as_dvc_reads_them(tmp_path: Path) -> None:
     """YAML 1.2, as DVC: 1e-4 is a number, where a YAML 1.1 parser reads text."""
     text = re.sub(r"learning_rate: .*", "learning_rate: 1e-4", (ROOT / "params.yaml").read_text())
     assert load_params(write(tmp_path, text.encode())).train.learning_rate == 1e-4
+
+
+def test_the_cause_is_named_before_what_follows_from_it() -> None:
+    file = {"path": "a.csv", "hub_file": None, "revision": None, "prompt_field": None, "category_field": None}
+    own = (put("prompts.source", "file"), put("prompts.train_file", {**file, "limit": None}))
+    first, *others = problems(*own, put("prompts.wise_count", 0))
+    assert "shapes-exact judges prompts of shapes only, got 'eval'" in first and first.endswith(
+        "or the scorer"
+    )
+    assert any("must be a split with images: eval, got 'wise'" in other for other in others)

@@ -195,7 +195,7 @@ def scorers_fit_the_prompts(
                 yield Problem(
                     ("scorers", name, "splits", position),
                     f"{settings.kind} judges prompts of {judged} only, got {split!r}, whose prompts are of "
-                    f"{kinds[split]}",
+                    f"{kinds[split]}; remove the split, or the scorer",
                 )
     for position, name in enumerate(train.heldout.scorers):
         if name in scorers and (judged := _judged_others(scorers[name], kinds["eval"])) is not None:
@@ -320,8 +320,8 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (policy_names_are_free, ("policies", "variants")),
     (scorers_exist, ("scorers", "rewards", "train", "executors")),
     (heldout_scorers_are_unseen, ("train", "rewards")),
+    (scorers_fit_the_prompts, ("scorers", "prompts", "train")),  # first: other problems may follow from it
     (scorers_have_images, ("scorers", "prompts", "rewards")),
-    (scorers_fit_the_prompts, ("scorers", "prompts", "train")),
     (judges_fit_the_prompts, ("scorers", "prompts")),
     (judges_have_one_template_and_a_scale, ("scorers",)),
     (trackers_are_distinct, ("trackers",)),

@@ -77,10 +77,10 @@ def read_prompt_file(source: PromptSource, rules: PromptChecks) -> CheckedPrompt
     """
     suffix = Path(str(source.file or source.location)).suffix.lower()
     if suffix not in _SUFFIXES:
-        what = "a folder: name a file in it" if Path(source.name).is_dir() else suffix or "no ending"
+        what = suffix or ("a folder; name a file in it" if Path(source.name).is_dir() else "no ending")
         raise DataError(
-            f"{source.name}: must end in {', '.join(_SUFFIXES)}, got {what}; rename the file, or save it in one of "
-            "these formats. Of a data set on the hub, name the file to read by `hub_file`."
+            f"{source.name}: must end in {', '.join(_SUFFIXES)}, got {what}. Rename the file, or save it in one of "
+            "these formats; of a data set on the hub, name the file to read by `hub_file`."
         )
     location = source.location
     if source.file is not None:

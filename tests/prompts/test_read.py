@@ -299,7 +299,7 @@ class TestBrokenFiles:
             ("p.parquet", b"a cat\n", "from row 1: no Parquet file, damaged, or not UTF-8 ("),
             ("p.csv", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "this is a pointer of Git LFS"),
             ("p.csv", b"", "line 1: needs a header with the names of the fields, got an empty line or file"),
-            ("p.xls", b"a cat\n", "must end in .txt, .csv, .tsv, .jsonl, .ndjson, .json, .parquet, got .xls; rename"),
+            ("p.xls", b"a cat\n", "must end in .txt, .csv, .tsv, .jsonl, .ndjson, .json, .parquet, got .xls. Rename"),
         ],
     )  # fmt: skip
     def test_a_file_of_another_form(self, name: str, content: bytes, message: str, tmp_path: Path) -> None:
