@@ -120,9 +120,8 @@ $(STAMP): pyproject.toml constraints.txt
 	  if [ -z "$$chosen" ] && "$$python" -c "$$check" >/dev/null 2>&1; then chosen="$$python"; fi; \
 	done; \
 	if [ -z "$$chosen" ]; then \
-	  echo 'Python 3.11-3.13 with the module venv is needed; none of these is one: $(PYTHON)' >&2; \
 	  echo 'Debian, Ubuntu: apt install python3 python3-venv. macOS: brew install python@3.11.' >&2; \
-	  echo 'Or name one: make run PYTHON=/path/to/python3.11' >&2; \
+	  echo 'error: Python 3.11-3.13 with the module venv is needed, and none of these is one: $(PYTHON). Install one, or name one: make run PYTHON=/path/to/python3.11' >&2; \
 	  exit 1; \
 	fi; \
 	if [ ! -x $(BIN)/python ]; then \
