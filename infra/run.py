@@ -28,8 +28,9 @@ import psutil
 from chunk_grpo.artifacts import check_writable
 from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.config import load_params
-from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, Stopped
+from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, Stopped, TransientError
 from chunk_grpo.guard import adopt_orphans, exec_with_parent_death_signal
+from chunk_grpo.orchestration.clones import locked
 from chunk_grpo.orchestration.commands import require_clone, said_by_dvc
 from chunk_grpo.orchestration.outcomes import StageFailed
 from chunk_grpo.orchestration.pipeline import STOP_MARGIN
@@ -38,6 +39,8 @@ from infra import params
 
 ROOT = Path(__file__).resolve().parents[1]
 LOG = Path("logs", "dvc.log")
+LOCK = Path(".dvc", "tmp", "chunk-grpo-run")
+"""Locked while a run is active, whose log another one would overwrite."""
 _EXPLAINED = (ConfigError.exit_code, DataError.exit_code, Stopped.exit_code)
 """Exit codes of stages that end with a sentence of their own."""
 
@@ -74,9 +77,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         params.check()
         check_writable(ROOT / LOG)
         patience = stop_seconds() + STOP_MARGIN
+        with locked(ROOT / LOCK, wait=False) as is_free:
+            if not is_free:
+                raise TransientError(
+                    f"{ROOT}: another `chunk-grpo run` is active in this folder; run again when it has ended"
+                )
+            return _run(patience)
     except ChunkGrpoError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
+
+
+def _run(patience: float) -> int:
     stop = Stop()
     code, record = reproduce(stop, patience)
     if code == 0:

@@ -14,6 +14,7 @@ import pytest
 from chunk_grpo.artifacts import write_json
 from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.config import load_params
+from chunk_grpo.orchestration.clones import locked
 from infra import run
 from tests.conftest import ROOT
 from tests.waiting import has_ended, wait_for
@@ -226,12 +227,30 @@ def test_a_folder_in_which_nothing_can_run_ends_it_before_dvc_begins(
     assert line.startswith("error: ") and said in line
 
 
+def test_a_second_run_leaves_the_first_ones_log_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (".git", ".dvc", "dvc.yaml", "logs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / run.LOG).write_text("of the first")
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setattr(run.params, "check", lambda: None)
+    monkeypatch.setattr(run, "_run", None)
+    with locked(tmp_path / run.LOCK):
+        assert run.main([]) == 75
+    assert capsys.readouterr().err.startswith(
+        f"error: {tmp_path}: another `chunk-grpo run` is active in this folder"
+    )
+    assert (tmp_path / run.LOG).read_text() == "of the first"
+
+
 def test_wrong_parameters_end_it_before_dvc_begins(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refused() -> None:
         raise run.ConfigError("params.yaml: eta")
 
+    monkeypatch.setattr(run, "require_clone", lambda root: None)
     monkeypatch.setattr(run.params, "check", refused)
     monkeypatch.setattr(run, "reproduce", None)
     assert run.main([]) == 2
