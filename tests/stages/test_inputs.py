@@ -126,6 +126,9 @@ def test_a_hub_id_needs_a_commit(own: Workspace, capsys: pytest.CaptureFixture[s
     assert own.run("inputs") == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "model.revision: must be a commit of the hub (40 hexadecimal digits)" in said
+    assert (
+        "got 'main' for owner/model, which is no file or folder here: fix the path, or take a commit" in said
+    )
     own.edit(lambda raw: raw["model"].update(revision="0" * 40))
     assert b'"commit": "' + b"0" * 40 in ran(own)["model"]
 

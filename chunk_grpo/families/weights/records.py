@@ -70,7 +70,8 @@ def _record(
     if revision is None or not _COMMIT.fullmatch(revision):
         raise ConfigError(
             f"{keys[1]}: must be a commit of the hub (40 hexadecimal digits) where {keys[0]} is a hub id, "
-            f"got {revision!r} for {location}: a branch moves, and cached results would belong to another model. "
-            f"The commits are listed on the page of {location} under `Files and versions`."
+            f"got {revision!r} for {location}, which is no file or folder here: fix the path, or take a commit from "
+            f"the hub's page of {location} under `Files and versions` (a branch moves, and cached results would belong "
+            "to another model)."
         )
     return {"files": None, "commit": revision}
