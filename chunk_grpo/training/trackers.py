@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 
-from chunk_grpo.errors import ConfigError
+from chunk_grpo.errors import ConfigError, install_command
 
 _WITHOUT_LOGIN = ("offline", "disabled", "dryrun")
 """Values of WANDB_MODE with which wandb contacts no server."""
+
+EXTRAS = {"tensorboard": "training", "wandb": "wandb"}
+"""Extra of pyproject.toml that installs a tracker."""
 
 WANDB_ADVICE = (
     "Run `wandb login`, or set WANDB_MODE=offline and upload later with `wandb sync`, or remove wandb from the "
@@ -31,7 +34,8 @@ def check_trackers(names: Sequence[str]) -> None:
     for name in names:
         if find_spec(name) is None:
             raise ConfigError(
-                f"trackers: {name} is not installed. Run `pip install {name}`, or remove {name} from the trackers."
+                f"trackers: {name} is not installed. Run `{install_command(EXTRAS[name])}`, or remove {name} from the "
+                "trackers."
             )
     if "wandb" not in names or os.environ.get("WANDB_MODE") in _WITHOUT_LOGIN:
         return

@@ -1,12 +1,14 @@
 """Outputs of sinks: TensorBoard files by TensorBoard's reader, Weights & Biases by a recording stub."""
 
 import io
+import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,11 +16,14 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 
-from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.config import Params
+from chunk_grpo.errors import ConfigError, DataError, install_command
 from chunk_grpo.training.journal import FILE, Heading
 from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.run import RunPaths
 from chunk_grpo.training.sinks import MetricSink, open_sinks
+from chunk_grpo.training.trackers import EXTRAS
+from tests.conftest import ROOT
 
 CONFIG = {"train": {"learning_rate": 1e-5, "plan": [2, 3]}, "seed": 0}
 HEADING = Heading("abc", seed=0, iterations=9, done=0)
@@ -96,10 +101,19 @@ def test_a_tracker_that_is_not_installed_is_a_configuration_error(
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError) as caught:
         opened("tensorboard", name, is_main=is_main)
+    command = install_command({"tensorboard": "training", "wandb": "wandb"}[name])
     assert str(caught.value) == (
-        f"trackers: {name} is not installed. Run `pip install {name}`, or remove {name} from the trackers."
+        f"trackers: {name} is not installed. Run `{command}`, or remove {name} from the trackers."
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_each_tracker_is_in_the_extra_that_its_message_names() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    choice, _ = get_args(Params.model_fields["trackers"].annotation)  # tuple[Literal[...], ...]
+    assert set(EXTRAS) == set(get_args(choice))
+    for name, extra in EXTRAS.items():
+        assert any(re.match(rf"{name}\b", package) for package in extras[extra]), (name, extra)
 
 
 class Stub(ModuleType):
