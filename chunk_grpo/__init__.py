@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from chunk_grpo.library.images import Images, compare, sample, score
     from chunk_grpo.library.model import Model, load
     from chunk_grpo.library.settings import method
+    from chunk_grpo.library.toy import toy_checkpoint
     from chunk_grpo.library.training import Policy, train
 
 __version__ = "0.1.0"
@@ -25,11 +26,24 @@ _MODULES = {
     **dict.fromkeys(("Images", "compare", "sample", "score"), "images"),
     **dict.fromkeys(("Model", "load"), "model"),
     "method": "settings",
+    "toy_checkpoint": "toy",
     **dict.fromkeys(("Policy", "train"), "training"),
 }
 """Public name to its module in chunk_grpo.library."""
 
-__all__ = ["Images", "Model", "Policy", "compare", "export", "load", "method", "sample", "score", "train"]
+__all__ = [
+    "Images",
+    "Model",
+    "Policy",
+    "compare",
+    "export",
+    "load",
+    "method",
+    "sample",
+    "score",
+    "toy_checkpoint",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
