@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from chunk_grpo.errors import ConfigError
+from chunk_grpo.prompts.fields import FieldNames
 from chunk_grpo.prompts.read import PromptSource, read_prompt_file
 from tests.prompts.files import STRICT, refused
 
@@ -57,3 +58,15 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ConfigError, match=r"pip install -e .*\[training\]"):
         read_prompt_file(PromptSource("ann/prompts", file="test.json"), STRICT)
+
+
+def test_a_missing_column_is_named_with_repository_and_file(cache: Path) -> None:
+    folder = cache / "datasets--ann--prompts"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0" * 40)
+    (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    (folder / "snapshots" / ("0" * 40) / "train.csv").write_text("caption\na cat\n")
+    message = refused("ann/prompts", file="train.csv", fields=FieldNames(prompt="text"))
+    assert message.startswith(
+        "/train.csv, line 1: needs one field 'text' with the prompt, got none among the fields"
+    )
