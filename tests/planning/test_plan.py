@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.planning.cost import Seconds, Traffic, iteration_cost, loaded_bytes, sweep_bytes, traffic_of
+from chunk_grpo.planning.cost import Seconds, Traffic, iteration_cost, sweep_bytes, traffic_of
 from chunk_grpo.planning.machines import GPUS, machine
 from chunk_grpo.planning.memory import rollout_bytes, training_phases, update_bytes
 from chunk_grpo.planning.plan import only
@@ -29,33 +29,6 @@ def test_seconds_range_from_full_overlap_to_no_overlap() -> None:
     """400 TFLOP at 100 TFLOP/s and 300 GB at 100 GB/s."""
     one = machine("H100", 8, stop_seconds=600, tflops=100, gbs=100)
     assert Seconds.of(400e12, Traffic(100e9, 200e9, 0).seconds(one), one) == Seconds(4, 7)
-
-
-def test_loading_of_weights() -> None:
-    """FLUX.1-dev in bfloat16: network 23.80 GB, VAE 0.17, T5-XXL and CLIP-L 9.77; three seeds, two variants.
-
-    HPSv3, 16.6 GB, alone is the reward and scores the base and both variants.
-    """
-    two = edited(
-        only(FLUX, ["dance", "chunk"]).model_copy(
-            update={"scorers": {"hpsv3": FLUX.scorers["hpsv3"]}, "executors": {}}
-        ),
-        train={"seeds": (1, 2, 3), "heldout": {**FLUX.train.heldout.model_dump(), "scorers": ()}},
-    )
-    found = {name: size / 1e9 for name, size in loaded_bytes(settings(two)).items()}
-    hpsv3 = scoring(two, ("hpsv3",)).bytes / 1e9
-    expected = {
-        "encode": 5 * 9.77,
-        "profile": 23.80,
-        "train": 3 * (23.97 + hpsv3),
-        "generate": 23.97 + 6 * (23.97 + 23.80),
-        "score": 3 * hpsv3,
-    }
-    assert found == pytest.approx(expected, rel=0.003)
-    slow = {stage.name: stage.seconds.least for stage in plan(two, disk_gbs=0.5).stages}
-    fast = {stage.name: stage.seconds.least for stage in plan(two, disk_gbs=1.0).stages}
-    for name in ("encode", "profile", "generate", "score"):
-        assert slow[name] - fast[name] == pytest.approx(expected[name], rel=0.003)
 
 
 def test_traffic_of_shards() -> None:

@@ -1,4 +1,4 @@
-"""Bytes and files against what the smoke preset writes, within 3 %."""
+"""Bytes and files against what the smoke preset writes, within 3 %, and what stages read at FLUX.1-dev's size."""
 
 from pathlib import Path
 
@@ -9,7 +9,10 @@ from chunk_grpo.artifacts import read_table
 from chunk_grpo.config import load_params
 from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.models.flux import FluxFamily
+from chunk_grpo.planning.cost import loaded_bytes
 from chunk_grpo.planning.models import read_checkpoint
+from chunk_grpo.planning.plan import only
+from chunk_grpo.planning.scorers import scoring
 from chunk_grpo.planning.settings import Settings, settings_of
 from chunk_grpo.planning.storage import (
     checkpoint_bytes,
@@ -23,7 +26,7 @@ from chunk_grpo.planning.storage import (
 )
 from chunk_grpo.training.schedule import prompts_of_iteration
 from tests.conftest import VARIANT, Workspace
-from tests.planning.planned import edited, preset, settings
+from tests.planning.planned import edited, plan, preset, settings
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +150,31 @@ def test_a_stop_within_an_iteration_saves_the_trajectories() -> None:
     """192 images of 18 states and the final latent, 2025 x 64 float32."""
     flux = settings(preset("flux-dev"), 8)
     assert unfinished_bytes(flux, "chunk") == 192 * 19 * 2025 * 64 * 4
+
+
+def test_loading_of_weights() -> None:
+    """FLUX.1-dev in bfloat16: network 23.80 GB, VAE 0.17, T5-XXL and CLIP-L 9.77; three seeds, two variants.
+
+    HPSv3, 16.6 GB, alone is the reward and scores the base and both variants.
+    """
+    flux = preset("flux-dev")
+    two = edited(
+        only(flux, ["dance", "chunk"]).model_copy(
+            update={"scorers": {"hpsv3": flux.scorers["hpsv3"]}, "executors": {}}
+        ),
+        train={"seeds": (1, 2, 3), "heldout": {**flux.train.heldout.model_dump(), "scorers": ()}},
+    )
+    found = {name: size / 1e9 for name, size in loaded_bytes(settings(two)).items()}
+    hpsv3 = scoring(two, ("hpsv3",)).bytes / 1e9
+    expected = {
+        "encode": 5 * 9.77,
+        "profile": 23.80,
+        "train": 3 * (23.97 + hpsv3),
+        "generate": 23.97 + 6 * (23.97 + 23.80),
+        "score": 3 * hpsv3,
+    }
+    assert found == pytest.approx(expected, rel=0.003)
+    slow = {stage.name: stage.seconds.least for stage in plan(two, disk_gbs=0.5).stages}
+    fast = {stage.name: stage.seconds.least for stage in plan(two, disk_gbs=1.0).stages}
+    for name in ("encode", "profile", "generate", "score"):
+        assert slow[name] - fast[name] == pytest.approx(expected[name], rel=0.003)
