@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable
 from email.message import Message
 from http.client import IncompleteRead, RemoteDisconnected
+from typing import Any
 from urllib.error import HTTPError, URLError
 
 import aiohttp
@@ -22,7 +23,7 @@ from PIL import UnidentifiedImageError
 from yarl import URL
 
 from chunk_grpo.config.scorers import InProcess
-from chunk_grpo.errors import ConfigError, DataError, TransientError
+from chunk_grpo.errors import ConfigError, DataError, Stopped, TransientError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.executors.messages import WorkerError, raise_remote_error
 from chunk_grpo.scorers.reward import Reward, weighted_sum
@@ -306,6 +307,25 @@ def test_after_the_limit_it_is_neither_asked_again_nor_closed() -> None:
     limited.close()
     assert not scorer.closed
     assert len(scorer.threads) == 1
+    scorer.may_answer.set()
+
+
+def test_a_stop_just_after_the_call_began_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def submit(thread: Background, *call: Any) -> None:
+        submit_call(thread, *call)
+        raise Stopped("stopped by SIGTERM")
+
+    submit_call = Background.submit
+    monkeypatch.setattr(Background, "submit", submit)
+    scorer = Waiting()
+    limited = Limited("own", scorer, 60.0)
+    with pytest.raises(Stopped):
+        limited.score(BATCH)
+    closing = threading.Thread(target=limited.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
+    assert not scorer.closed
     scorer.may_answer.set()
 
 

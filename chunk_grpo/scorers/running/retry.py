@@ -208,12 +208,13 @@ class Limited:
             raise self._too_long()
         if self._thread is None:
             self._thread = Background(f"scorer {self._key}")
-        answer = self._thread.submit(self.scorer.score, batch)
+        self._given_up = True  # until it has answered: a signal may end this on any line
         try:
+            answer = self._thread.submit(self.scorer.score, batch)
             wait([answer], self._seconds)
-        finally:  # a signal also ends the wait
-            if not answer.done():
-                self._given_up = True
+            self._given_up = not answer.done()
+        finally:
+            if self._given_up:
                 self._thread.end(seconds=0)
         if self._given_up:
             raise self._too_long()
