@@ -94,6 +94,7 @@ class _Others:
         self._seconds = seconds
         self._killer = threading.Timer(seconds, self._kill)
         self._killer.daemon = True
+        self._ends = False
 
     def stop(self, number: int, frame: FrameType | None) -> None:
         """On SIGTERM: pass it on and start the SIGKILL timer; without other processes end this one."""
@@ -103,7 +104,8 @@ class _Others:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         _send(others, number)  # on every call: a stage then mutes outputs whose reader is gone
-        if not self._killer.ident:
+        if not self._ends:
+            self._ends = True  # before the start, which another signal may interrupt
             self._killer.start()
 
     def end(self) -> None:

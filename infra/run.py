@@ -11,30 +11,27 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from chunk_grpo.artifacts import check_writable
 from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.config import load_params
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, Stopped, TransientError
-from chunk_grpo.guard import adopt_orphans, exec_with_parent_death_signal
+from chunk_grpo.guard import supervised
+from chunk_grpo.orchestration import shown
 from chunk_grpo.orchestration.clones import locked
 from chunk_grpo.orchestration.commands import require_clone, said_by_dvc
 from chunk_grpo.orchestration.outcomes import StageFailed
 from chunk_grpo.orchestration.pipeline import STOP_MARGIN
-from chunk_grpo.stopping import stop_seconds
+from chunk_grpo.stopping import STOP_SIGNALS, stop_seconds
 from infra import params
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -89,17 +86,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(patience: float) -> int:
-    stop = Stop()
-    code, record = reproduce(stop, patience)
+    with tempfile.TemporaryDirectory(prefix="chunk-grpo-") as folder:
+        stages = Path(folder, "stages.jsonl")
+        code, stopped_by = waited(reproduce(stages, patience))
+        lines = stages.read_text(encoding="utf-8").splitlines() if stages.exists() else []
+    record = [json.loads(line) for line in lines]
     if code == 0:
         sys.stdout.write("\n".join(["", counts(record), *answer(ROOT), ""]))
         return 0
     failed = next((each for each in record if each["code"]), None)
     if failed and failed["code"] in _EXPLAINED:
         return int(failed["code"])  # its sentence is the last line on the screen
-    if stop.signal:
+    if stopped_by:
         sys.stderr.write(
-            f"stopped by {stop.signal}: finished stages and checkpoints are kept; chunk-grpo run goes on from there\n"
+            f"stopped by {stopped_by}: finished stages and checkpoints are kept; chunk-grpo run goes on from there\n"
         )
         return Stopped.exit_code
     code, said = reason(failed, ROOT / LOG)
@@ -113,58 +113,43 @@ def parser() -> argparse.ArgumentParser:
     )
 
 
-class Stop:
-    """Stop signals of this process: the first one's name, and what to do about it.
+def reproduce(record: Path, patience: float) -> subprocess.Popen[bytes]:
+    """Start the stages that are due; `record` gets what became of each.
 
-    A terminal sends Ctrl-C to all processes of the command, so nothing is passed on: a second one would end a training
-    without a checkpoint. Other signals go to all of them, since they are sent to this process alone.
-    """
-
-    def __init__(self) -> None:
-        self.signal = ""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-                signal.signal(number, self._handle)
-
-    def _handle(self, number: int, frame: object) -> None:
-        del frame
-        self.signal = self.signal or signal.Signals(number).name
-        if number == signal.SIGINT:
-            return
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                process.terminate()
-
-
-def reproduce(stop: Stop, patience: float) -> tuple[int, list[dict[str, Any]]]:
-    """Run the stages that are due; return DVC's exit code, and what became of each stage.
-
-    After a signal it waits for the stages, `patience` seconds at most.
+    From a stop to SIGKILL a stage has `patience` seconds.
     """
     (ROOT / LOG).parent.mkdir(exist_ok=True)
     (ROOT / LOG).unlink(missing_ok=True)
     sys.stdout.flush()
-    with tempfile.TemporaryDirectory(prefix="chunk-grpo-") as folder:
-        record, known = Path(folder, "stages.jsonl"), Path(folder, "durations.json")
-        known.write_text(json.dumps(durations(ROOT)), encoding="utf-8")
-        words = [sys.executable, "-m", "chunk_grpo.orchestration.shown", str(record), str(LOG), str(known)]
-        adopt_orphans()  # a stage whose DVC has ended, while it saves its checkpoint
-        code = subprocess.Popen(exec_with_parent_death_signal(words), cwd=ROOT).wait()
-        _wait_for_all(patience if stop.signal else 0)
-        lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
-    return code, [json.loads(line) for line in lines]
+    known = record.with_name("durations.json")
+    known.write_text(json.dumps(durations(ROOT)), encoding="utf-8")
+    words = supervised([shown.__file__, str(record), str(LOG), str(known)], patience)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of all stages; `waited` passes it on
+    try:
+        return subprocess.Popen(words, cwd=ROOT)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
-def _wait_for_all(seconds: float) -> None:
-    """Wait until all child processes have ended, adopted ones too."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            ended, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if not ended:
-            time.sleep(0.1)
+def waited(process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    """Wait for the stages; return DVC's exit code, and the name of the first stop signal, "" without one.
+
+    A terminal sends Ctrl-C to all processes of the command, so it is not passed on: a second one would end a training
+    without a checkpoint. Other signals are passed on as SIGTERM, since they reach this process alone.
+    """
+    first = ""
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal first
+        del frame
+        first = first or signal.Signals(number).name
+        if number != signal.SIGINT:
+            process.terminate()
+
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, stop)
+    return process.wait(), first
 
 
 def durations(root: Path) -> dict[str, float]:

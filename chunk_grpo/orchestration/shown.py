@@ -1,12 +1,13 @@
 """`dvc repro` for a person: a line before each stage that runs, and DVC's own lines in a log.
 
-`python -m chunk_grpo.orchestration.shown RECORD LOG DURATIONS` runs the pipeline of the current folder. RECORD is as in
+`shown.py RECORD LOG DURATIONS`, which guard.py runs, runs the pipeline of the current folder. RECORD is as in
 dvc_process.py. DURATIONS is a JSON file with the seconds of stages of an earlier run, by name.
 """
 
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -99,10 +100,9 @@ def main(record: str, log: str, durations: str) -> int:
     # Before DVC is imported, whose handlers keep these streams. Stages have the terminal, since they write to the
     # file descriptors.
     sys.stdout = sys.stderr = own
-    from chunk_grpo.orchestration import dvc_process
-
     try:
-        return dvc_process.main(record, ["repro"], Shown(screen, earlier))
+        process = runpy.run_path(str(Path(__file__).with_name("dvc_process.py")))
+        return int(process["main"](record, ["repro"], Shown(screen, earlier)))
     finally:
         sys.stdout, sys.stderr = screen, errors
         with suppress(OSError):  # a full disk: the stage has said so
