@@ -118,7 +118,7 @@ def _followed(run: FlowRun, workspace: Workspace, log: Log) -> State[Any]:
                     paused = client.read_work_pool(str(found.work_pool_name)).is_paused
                     what = "pool {}, which is paused" if paused else "a free worker of pool {}"
                     log(f"{run.name} waits for {what.format(found.work_pool_name)}.")
-                _forward_logs(client, run, log, seen)
+                forward_logs(client, run, log, seen)
                 run = found
             except httpx.HTTPError as error:
                 log(f"Flow run {run.name} cannot be followed at the moment: {error}")
@@ -135,14 +135,16 @@ def pause_after(elapsed: float) -> float:
     return min(max(_POLL_SECONDS, elapsed / 20), _SLOW_POLL_SECONDS)
 
 
-def _forward_logs(client: SyncPrefectClient, run: FlowRun, log: Log, seen: set[UUID]) -> None:
-    """Log the lines not seen yet; late lines may have earlier timestamps than lines already seen."""
+def forward_logs(client: SyncPrefectClient, run: FlowRun, log: Log, seen: set[UUID]) -> None:
+    """Log what is new among the newest lines of a run, where late ones may have earlier timestamps.
+
+    A stage may print faster than lines can be read and sent again: the others are in that run's own log.
+    """
     of_run = filters.LogFilter(flow_run_id=filters.LogFilterFlowRunId(any_=[run.id]))
-    offset, page = max(0, len(seen) - _PAGE // 2), _PAGE
-    while page == _PAGE:
-        entries = client.read_logs(of_run, limit=_PAGE, offset=offset, sort=LogSort.TIMESTAMP_ASC)
-        offset, page = offset + _PAGE, len(entries)
-        for entry in entries:
-            if entry.id not in seen:
-                seen.add(entry.id)
-                log(entry.message)
+    newest = client.read_logs(of_run, limit=_PAGE, sort=LogSort.TIMESTAMP_DESC)
+    new = [entry for entry in reversed(newest) if entry.id not in seen]
+    if len(new) == _PAGE:
+        log(f"Lines are left out here; all are in the log of the flow run {run.name}.")
+    for entry in new:
+        seen.add(entry.id)
+        log(entry.message)
