@@ -21,7 +21,7 @@ class Command(NamedTuple):
     """A sub-command."""
 
     module: str
-    """Module with `parser()` and `main(argv)`. A clone has the modules of infra, the wheel has not."""
+    """Module with `parser()` and `main(argv)`, whose errors `call` shows. A clone has those of infra, the wheel not."""
     help: str
     """One line."""
 
@@ -63,7 +63,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(NEEDS_A_CLONE.format(name=name))
         return 2
     use_own_programs()
-    code: int = module_of(name).main(words[1:])
+    return call(name, words[1:])
+
+
+def call(name: str, words: Sequence[str]) -> int:
+    """Call a sub-command with its own words; return its exit code, that of the error if a user can mend it."""
+    module = module_of(name)
+    from chunk_grpo.errors import ChunkGrpoError, Stopped  # here: of this clone, which `module_of` put first
+
+    try:
+        code: int = module.main(words)
+    except (ChunkGrpoError, Stopped) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
     return code
 
 

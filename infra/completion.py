@@ -34,7 +34,3 @@ def parser() -> argparse.ArgumentParser:
     )
     own.add_argument("shell", choices=shtab.SUPPORTED_SHELLS)
     return own
-
-
-if __name__ == "__main__":
-    sys.exit(main())

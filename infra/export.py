@@ -16,21 +16,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Export; return the exit code: 2 for wrong arguments, 3 where the run lacks the policy."""
-    from chunk_grpo.errors import ChunkGrpoError
     from chunk_grpo.library.export import export_run
     from chunk_grpo.library.hub import check_login, push
 
     options = parser().parse_args(argv)
-    try:
-        if options.push is not None:
-            check_login(options.push)  # before the weights are written
-        export_run(options.checkout, options.variant, options.seed, options.to, options.out)
-        address = (
-            None if options.push is None else push(options.out, options.push, is_private=options.private)
-        )
-    except ChunkGrpoError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+    if options.push is not None:
+        check_login(options.push)  # before the weights are written
+    export_run(options.checkout, options.variant, options.seed, options.to, options.out)
+    address = None if options.push is None else push(options.out, options.push, is_private=options.private)
     sys.stdout.write(f"{options.out}\n" if address is None else f"{options.out}\n{address}\n")
     return 0
 
@@ -53,7 +46,3 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument("--private", action="store_true", help="make a new repository of --push private")
     own.add_argument("--checkout", type=Path, default=ROOT, help="checkout with the run (default: this one)")
     return own
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.filesize import decimal
 
-from chunk_grpo.errors import ChunkGrpoError, ConfigError
+from chunk_grpo.errors import ConfigError
 from chunk_grpo.orchestration.cache import (
     by_output,
     cache_for_removal,
@@ -37,11 +36,7 @@ _DAY = 86400
 def main(argv: Sequence[str] | None = None) -> int:
     """Report or remove; return the exit code: 0, or that of the error."""
     options = parser().parse_args(argv)
-    try:
-        collect(options)
-    except ChunkGrpoError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+    collect(options)
     return 0
 
 
@@ -143,7 +138,3 @@ def _repository(folder: Path) -> Path:
 
 def _size(files: Iterable[Path]) -> int:
     return sum(file.stat().st_size for file in files)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

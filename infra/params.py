@@ -16,7 +16,6 @@ from pathlib import Path
 
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.config.notices import notices
-from chunk_grpo.errors import ConfigError
 from chunk_grpo.orchestration.dvc_state import keep_own_state
 from chunk_grpo.orchestration.presets import replace_params
 from chunk_grpo.training.trackers import check_trackers
@@ -28,18 +27,14 @@ ROOT = Path(__file__).resolve().parents[1]
 def main(argv: Sequence[str] | None = None) -> int:
     """Compose or check; return the exit code: 2, with a message, for invalid input."""
     options = parser().parse_args(argv)
-    try:
-        if options.command == "reference":
-            write_reference(ROOT)
-            return 0
-        if options.command == "check":
-            check()
-            return 0
-        replace_params(ROOT, options.preset, force=options.force, variants=options.variants)
-        _noted()
-    except ConfigError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+    if options.command == "reference":
+        write_reference(ROOT)
+        return 0
+    if options.command == "check":
+        check()
+        return 0
+    replace_params(ROOT, options.preset, force=options.force, variants=options.variants)
+    _noted()
     return 0
 
 
@@ -70,7 +65,3 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("check", help="validate params.yaml")
     commands.add_parser("reference", help="write docs/parameters.md and conf/params.schema.json")
     return own
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,7 +15,7 @@ from typing import TypeVar
 from rich.console import Console
 
 from chunk_grpo.config import Params, load_params, parse_params
-from chunk_grpo.errors import ChunkGrpoError, ConfigError
+from chunk_grpo.errors import ConfigError
 from chunk_grpo.planning.machines import GPUS, machine
 from chunk_grpo.stopping import stop_seconds
 
@@ -26,35 +26,31 @@ T = TypeVar("T", int, float)
 def main(argv: Sequence[str] | None = None) -> int:
     """Plan and print; return the exit code: 2 for invalid input, or with --strict for a run that cannot work."""
     options = parser().parse_args(argv)
-    try:
-        params = _params(options)
-        if unknown := [name for name in options.variant or () if name not in params.variants]:
-            raise ConfigError(f"--variant: must be one of {', '.join(params.variants)}, got {unknown[0]}")
-        sys.stderr.write(f"tracing passes of {params.model.checkpoint}, which takes ten seconds or more\n")
-        from chunk_grpo.planning.plan import (
-            make_plan,
-            only,
-        )  # here: importing torch and diffusers takes seconds
-        from chunk_grpo.planning.tables import show
+    params = _params(options)
+    if unknown := [name for name in options.variant or () if name not in params.variants]:
+        raise ConfigError(f"--variant: must be one of {', '.join(params.variants)}, got {unknown[0]}")
+    sys.stderr.write(f"tracing passes of {params.model.checkpoint}, which takes ten seconds or more\n")
+    from chunk_grpo.planning.plan import (
+        make_plan,
+        only,
+    )  # here: importing torch and diffusers takes seconds
+    from chunk_grpo.planning.tables import show
 
-        plan = make_plan(
-            only(params, options.variant or list(params.variants)),
-            machine(
-                options.gpu,
-                options.gpus,
-                stop_seconds=stop_seconds(),
-                machines=options.machines,
-                memory_gb=options.memory,
-                tflops=options.tflops,
-                gbs=options.gbs,
-                network_gbs=options.network_gbs,
-                disk_gbs=options.disk_gbs,
-                price=options.price,
-            ),
-        )
-    except ChunkGrpoError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+    plan = make_plan(
+        only(params, options.variant or list(params.variants)),
+        machine(
+            options.gpu,
+            options.gpus,
+            stop_seconds=stop_seconds(),
+            machines=options.machines,
+            memory_gb=options.memory,
+            tflops=options.tflops,
+            gbs=options.gbs,
+            network_gbs=options.network_gbs,
+            disk_gbs=options.disk_gbs,
+            price=options.price,
+        ),
+    )
     if options.json:
         sys.stdout.write(json.dumps(plan.to_json(), indent=1) + "\n")
     else:
@@ -115,7 +111,3 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument("--json", action="store_true", help="print the numbers as JSON")
     own.add_argument("--strict", action="store_true", help="exit with 2 if something cannot work")
     return own
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -24,7 +24,7 @@ from typing import Any
 from chunk_grpo.artifacts import check_writable
 from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.config import load_params
-from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, Stopped, TransientError
+from chunk_grpo.errors import ConfigError, DataError, Stopped, TransientError
 from chunk_grpo.guard import supervised
 from chunk_grpo.orchestration import shown
 from chunk_grpo.orchestration.clones import locked
@@ -69,20 +69,16 @@ _REFUSALS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run; return the exit code."""
     parser().parse_args(argv)
-    try:
-        require_clone(ROOT)
-        params.check()
-        check_writable(ROOT / LOG)
-        patience = stop_seconds() + STOP_MARGIN
-        with locked(ROOT / LOCK, wait=False) as is_free:
-            if not is_free:
-                raise TransientError(
-                    f"{ROOT}: another `chunk-grpo run` is active in this folder; run again when it has ended"
-                )
-            return _run(patience)
-    except ChunkGrpoError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+    require_clone(ROOT)
+    params.check()
+    check_writable(ROOT / LOG)
+    patience = stop_seconds() + STOP_MARGIN
+    with locked(ROOT / LOCK, wait=False) as is_free:
+        if not is_free:
+            raise TransientError(
+                f"{ROOT}: another `chunk-grpo run` is active in this folder; run again when it has ended"
+            )
+        return _run(patience)
 
 
 def _run(patience: float) -> int:
@@ -198,7 +194,3 @@ def reason(failed: Mapping[str, Any] | None, log: Path) -> tuple[int, str]:
     code, advice = next(known, (1, ""))
     words = [f"DVC: {last or 'ended without a message'}.", advice, f"DVC's lines are in {log}"]
     return code, " ".join(filter(None, words))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

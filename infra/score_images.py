@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from chunk_grpo.config.load import parse_yaml, require_allowed, tuples
 from chunk_grpo.config.problems import Problem, listed, schema_problems
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer
 from chunk_grpo.config.section import Name, Section
-from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, Stopped
+from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.library.scoring import kept_scores, score_rows
 from chunk_grpo.parallel import Workers
 from chunk_grpo.prompts.fields import FieldNames
@@ -82,12 +81,8 @@ class Mean:
 def main(argv: Sequence[str] | None = None) -> int:
     """Score and print; return the exit code: 2 or 3 for invalid input, 75 to run again, as a stage does."""
     options = parser().parse_args(argv)
-    try:
-        with STOP.raised():
-            _score(options)
-    except (ChunkGrpoError, Stopped) as error:
-        _say(f"error: {error}")
-        return error.exit_code
+    with STOP.raised():
+        _score(options)
     return 0
 
 
@@ -254,7 +249,3 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument("--prompt-field", help="column of the prompt (default: prompt or prompts)")
     own.add_argument("--out", type=Path, help="folder to write (default: scores/ and the folder's name)")
     return own
-
-
-if __name__ == "__main__":
-    sys.exit(main())

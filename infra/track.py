@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chunk_grpo.config import load_params
-from chunk_grpo.errors import ChunkGrpoError, ConfigError
+from chunk_grpo.errors import ConfigError
 from chunk_grpo.git import git, uncommitted
 from chunk_grpo.orchestration.commands import dvc, require_clone
 
@@ -26,11 +26,7 @@ TRACKED = ("params.yaml", "dvc.lock")
 def main(argv: Sequence[str] | None = None) -> int:
     """Push and commit; return the exit code: 2 if the run cannot be tracked."""
     options = parser().parse_args(argv)
-    try:
-        track(options.checkout, options.message)
-    except ChunkGrpoError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+    track(options.checkout, options.message)
     return 0
 
 
@@ -91,7 +87,3 @@ def to_run(checkout: Path) -> list[str]:
         dvc(checkout, "repro", "--single-item", "inputs")
         found = json.loads(dvc(checkout, "status", "--json", PIPELINE))
     return [name for name, why in found.items() if why != ["always changed"]]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

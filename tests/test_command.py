@@ -77,15 +77,22 @@ def clone(tmp_path: Path) -> Path:
     (folder / "deep" / "inside").mkdir(parents=True)
     (folder / "dvc.yaml").touch()
     (folder / "infra" / "__init__.py").touch()
-    for name in ("__init__.py", "__main__.py"):
+    for name in ("__init__.py", "__main__.py", "errors.py"):
         shutil.copy(ROOT / "chunk_grpo" / name, folder / "chunk_grpo")
     (folder / "infra" / "run.py").write_text("def main(words):\n    print(__file__, words)\n    return 75\n")
+    wrong = "from chunk_grpo import errors\ndef main(words):\n    raise errors.ConfigError(errors.__file__)\n"
+    (folder / "infra" / "plan.py").write_text(wrong)
     return folder
 
 
 def test_it_acts_on_the_clone_in_which_it_is_called(clone: Path) -> None:
     done = called("run", "--so", cwd=clone / "deep" / "inside")
     assert (done.stdout, done.returncode) == (f"{clone / 'infra' / 'run.py'} ['--so']\n", 75), done.stderr
+
+
+def test_an_error_that_a_user_can_mend_is_a_sentence_and_its_exit_code(clone: Path) -> None:
+    done = called("plan", cwd=clone)
+    assert (done.stderr, done.returncode) == (f"error: {clone / 'chunk_grpo' / 'errors.py'}\n", 2)
 
 
 def test_elsewhere_it_acts_on_the_clone_of_its_code(clone: Path, tmp_path: Path) -> None:

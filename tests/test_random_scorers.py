@@ -45,7 +45,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_scorer_runs_and_changed_scorer_reruns_alone(pipeline: Path) -> None:
     cache = str(pipeline / "data" / "hub")
     with JudgeServer() as judge:
-        assert python(pipeline, "-m", "infra.params", "compose", "random-scorers").returncode == 0
+        assert python(pipeline, "-m", "chunk_grpo", "params", "compose", "random-scorers").returncode == 0
         settings = {
             "scorers.wise.base_url": judge.url,
             "scorers.vlm-judge.base_url": judge.url,

@@ -20,7 +20,7 @@ OWN = "def brightness(images, prompts, metadata):\n    return images.mean(axis=(
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Checkout of the preset smoke without results."""
     folder = make_checkout(tmp_path_factory.mktemp("dvc") / "repository")
-    assert python(folder, "-m", "infra.params", "compose", "smoke").returncode == 0
+    assert python(folder, "-m", "chunk_grpo", "params", "compose", "smoke").returncode == 0
     yield folder
 
 
@@ -90,7 +90,7 @@ def test_a_typo_leaves_the_results_where_they_are(checkout: Path) -> None:
 def test_checkout_copy_reports_missing_files(tmp_path: Path) -> None:
     """`dvc exp run --temp` takes neither files of `dvc add` along nor a secret out of the environment."""
     folder = make_checkout(tmp_path / "repository")
-    assert python(folder, "-m", "infra.params", "compose", "smoke", "--force").returncode == 0
+    assert python(folder, "-m", "chunk_grpo", "params", "compose", "smoke", "--force").returncode == 0
     Workspace(folder).edit(own_prompts_and_scorer)
     (folder / "own_rewards.py").write_text(OWN)
     count = params(folder)["prompts"]["train_count"] + params(folder)["prompts"]["eval_count"]

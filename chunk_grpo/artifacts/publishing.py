@@ -12,7 +12,6 @@ import argparse
 import os
 import re
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -43,7 +42,7 @@ from chunk_grpo.artifacts.storage import (
     sizes_below,
     storage_errors,
 )
-from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError
+from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.git import resolved
 from chunk_grpo.progress import Meter
 
@@ -199,16 +198,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Publish a workspace from the command line; returns the exit code."""
     options = parser().parse_args(argv)
     workspace = Path(options.workspace)
-    try:
-        run = RunFacts(
-            preset=options.preset or _preset(workspace),
-            commit=options.commit or _commit(workspace),
-            flow_run=options.flow_run,
-        )
-        done = publish(workspace, options.destination, run, options.models)
-    except ChunkGrpoError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+    run = RunFacts(
+        preset=options.preset or _preset(workspace),
+        commit=options.commit or _commit(workspace),
+        flow_run=options.flow_run,
+    )
+    done = publish(workspace, options.destination, run, options.models)
     text = (
         f"{done.location}: {done.copied} files copied ({done.copied_bytes / 2**20:.1f} MiB), "
         f"{done.unchanged} unchanged, {done.removed} removed"
@@ -244,7 +239,3 @@ def _commit(workspace: Path) -> str:
         raise ConfigError(
             f"{workspace}: must be a git checkout, to read the commit ({error}). Name it with --commit."
         ) from error
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Sequence
 
 from chunk_grpo.config import load_params
-from chunk_grpo.errors import ChunkGrpoError, ConfigError
+from chunk_grpo.errors import ConfigError
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.executors.messages import read_token, worker_for
 from chunk_grpo.scorers.running.registry import make_scorer
@@ -38,29 +38,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    try:
-        token = read_token("--token-variable", options.token_variable)
-        if token is None and not is_loopback(options.host):
-            raise ConfigError(
-                f"--host: without a token a server listens on this machine only (127.0.0.1), got {options.host!r}; "
-                "put a token into an environment variable and name the variable with --token-variable"
-            )
-        if options.held_megabytes < options.most_megabytes:
-            raise ConfigError(
-                f"--held-megabytes: must be at least --most-megabytes ({options.most_megabytes}), got "
-                f"{options.held_megabytes}"
-            )
-        scorer = _scorer(options.params, options.name, options.device)
-        limits = Limits(
-            held_bytes=options.held_megabytes * 10**6,
-            most_bytes=options.most_megabytes * 10**6,
-            token=token,
-            batch_seconds=options.batch_seconds,
+    token = read_token("--token-variable", options.token_variable)
+    if token is None and not is_loopback(options.host):
+        raise ConfigError(
+            f"--host: without a token a server listens on this machine only (127.0.0.1), got {options.host!r}; "
+            "put a token into an environment variable and name the variable with --token-variable"
         )
-        serve(scorer, (options.host, options.port), limits)
-    except ChunkGrpoError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+    if options.held_megabytes < options.most_megabytes:
+        raise ConfigError(
+            f"--held-megabytes: must be at least --most-megabytes ({options.most_megabytes}), got "
+            f"{options.held_megabytes}"
+        )
+    scorer = _scorer(options.params, options.name, options.device)
+    limits = Limits(
+        held_bytes=options.held_megabytes * 10**6,
+        most_bytes=options.most_megabytes * 10**6,
+        token=token,
+        batch_seconds=options.batch_seconds,
+    )
+    serve(scorer, (options.host, options.port), limits)
     return 0
 
 
@@ -174,7 +170,3 @@ def _seconds(text: str) -> float:
     if not (math.isfinite(value) and value > 0):
         raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text}")
     return value
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,8 +13,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from chunk_grpo.__main__ import call
 from chunk_grpo.artifacts import publishing, read_text, table_from_rows, write_table, write_text
-from chunk_grpo.artifacts.publishing import main, publish
+from chunk_grpo.artifacts.publishing import publish
 from chunk_grpo.artifacts.run_record import PublishedFile, RunFacts, published_text, read_record
 from chunk_grpo.errors import ConfigError, DataError
 from tests.waiting import wait_for
@@ -152,10 +153,11 @@ def test_files_of_the_older_run_go_and_files_of_others_stay(workspace: Path, des
 
 SLOW = """
 import sys, time
+from chunk_grpo.__main__ import call
 from chunk_grpo.artifacts import publishing
 check = publishing._check_unchanged
 publishing._check_unchanged = lambda *arguments: (time.sleep(0.1), check(*arguments))
-sys.exit(publishing.main())
+sys.exit(call("publish", sys.argv[1:]))
 """
 """A publication that waits while each file is copied: in a folder after its draft is written."""
 
@@ -281,21 +283,21 @@ def test_the_command_line(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     arguments = [str(tmp_path / "out"), "--workspace", str(workspace)]
-    assert main([*arguments, "--commit", "c0ffee"]) == 0
+    assert call("publish", [*arguments, "--commit", "c0ffee"]) == 0
     out, err = capfd.readouterr()
     assert out == f"{tmp_path}/out/tiny: 4 files copied (0.0 MiB), 0 unchanged, 0 removed\n"
     assert "publishing to" in err and "4/4" in err
-    assert main([*arguments, "--commit", "c0ffee", "--preset", "mine", "--models"]) == 0
+    assert call("publish", [*arguments, "--commit", "c0ffee", "--preset", "mine", "--models"]) == 0
     assert (tmp_path / "out" / "mine" / "train").exists()
-    assert main(arguments) == 2
+    assert call("publish", arguments) == 2
     assert "must be a git checkout, to read the commit" in capfd.readouterr().err
     git = ["git", "-C", str(workspace), "-c", "user.name=a", "-c", "user.email=a@b.example"]
     for command in (["init", "-q"], ["add", "params.yaml"], ["commit", "-q", "-m", "x"]):
         subprocess.run([*git, *command], check=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))  # as in a git hook
-    assert main(arguments) == 0
+    assert call("publish", arguments) == 0
     assert read_record(tmp_path / "out" / "tiny" / "run.json").run.commit == head.stdout.strip()
     (workspace / "params.yaml").write_text("seed: 0\n")
-    assert main(arguments) == 2
+    assert call("publish", arguments) == 2
     assert "params.yaml: must have the key `composed_from`" in capfd.readouterr().err

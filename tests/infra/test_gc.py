@@ -7,20 +7,18 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from chunk_grpo.__main__ import call
 from chunk_grpo.git import resolved
 from chunk_grpo.orchestration.cache import cache_in_use, cache_of
 from chunk_grpo.orchestration.clones import locked, make_clone
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.workspace import RunSpec, TrainedModels, Workspace, make_workspace
-from infra import track
-from infra.gc import main
 from tests.forked_dvc import forked_dvc
 from tests.small_pipeline import ENVIRONMENT, Shell
 from tests.waiting import wait_for
@@ -42,14 +40,12 @@ def checkout(finished_pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def gc(checkout: Path, *options: str) -> int:
-    return main([*options, "--checkout", str(checkout)])
+    return call("gc", [*options, "--checkout", str(checkout)])
 
 
-@pytest.mark.parametrize("command", [main, track.main])
-def test_a_folder_that_is_no_clone(
-    command: Callable[[list[str]], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command(["--checkout", str(tmp_path)]) == 2
+@pytest.mark.parametrize("command", ["gc", "track"])
+def test_a_folder_that_is_no_clone(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(command, ["--checkout", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith(
         f"error: {tmp_path}: must be a clone of the repository, for git and DVC"
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from chunk_grpo.__main__ import call
 from infra import params
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,12 +21,12 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_compose_asks_before_edits_are_lost(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert params.main(["compose", "smoke"]) == 0
+    assert call("params", ["compose", "smoke"]) == 0
     text = (root / "params.yaml").read_text()
     (root / "params.yaml").write_text(text.replace("eta: 0.7", "eta: 0.6"))
-    assert params.main(["compose", "tiny"]) == 2
+    assert call("params", ["compose", "tiny"]) == 2
     assert "sampling.eta: 0.6; the preset has 0.7" in capsys.readouterr().err
-    assert params.main(["compose", "tiny", "--force"]) == 0
+    assert call("params", ["compose", "tiny", "--force"]) == 0
     assert (root / "params.yaml").read_bytes() == (ROOT / "params.yaml").read_bytes()
 
 
@@ -39,20 +40,20 @@ def test_compose_asks_before_edits_are_lost(root: Path, capsys: pytest.CaptureFi
 def test_check_refuses_values_that_dvc_ignores(
     old: str, new: str, said: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert params.main(["check"]) == 0
+    assert call("params", ["check"]) == 0
     text = (root / "params.yaml").read_text()
     assert old in text
     (root / "params.yaml").write_text(text.replace(old, new))
-    assert params.main(["check"]) == 2
+    assert call("params", ["check"]) == 2
     assert said in capsys.readouterr().err
 
 
 def test_unused_train_prompts_give_a_note(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert params.main(["check"]) == 0
+    assert call("params", ["check"]) == 0
     assert capsys.readouterr() == ("", "")  # 3 seeds draw 960 of 300 prompts
-    assert params.main(["compose", "flux-dev", "--force"]) == 0
+    assert call("params", ["compose", "flux-dev", "--force"]) == 0
     composed = capsys.readouterr()
-    assert params.main(["check"]) == 0
+    assert call("params", ["check"]) == 0
     assert capsys.readouterr() == composed
     assert (composed.out, composed.err.count("\n")) == ("", 1)
     assert composed.err.startswith(
@@ -65,8 +66,8 @@ def test_a_tracker_that_is_not_installed_is_found_before_the_first_stage(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    assert params.main(["compose", "tiny"]) == 0
+    assert call("params", ["compose", "tiny"]) == 0
     file = root / "params.yaml"
     file.write_text(file.read_text("utf-8").replace("- tensorboard", "- wandb"), "utf-8")
-    assert params.main(["check"]) == 2
+    assert call("params", ["check"]) == 2
     assert "trackers: wandb is not installed. Run `pip install wandb`" in capsys.readouterr().err

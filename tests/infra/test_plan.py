@@ -1,4 +1,4 @@
-"""`python -m infra.plan`: tables, JSON, exit codes, and no torch before options are read."""
+"""chunk-grpo plan: tables, JSON, exit codes, and no torch before options are read."""
 
 import json
 import subprocess
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from chunk_grpo.__main__ import call
 from chunk_grpo.environment import STOP_SECONDS
-from infra.plan import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,7 +20,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tables_of_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--preset", "flux-dev", "--gpus", "8", "--price", "2.5"]) == 0
+    assert call("plan", ["--preset", "flux-dev", "--gpus", "8", "--price", "2.5"]) == 0
     printed = capsys.readouterr().out
     for words in (
         *("11,901,408,320", "An iteration on each GPU: dance", "Memory of a GPU of 80 GB"),
@@ -30,7 +30,7 @@ def test_tables_of_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_has_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--preset", "flux-dev", "--gpus", "8", "--json"]) == 0
+    assert call("plan", ["--preset", "flux-dev", "--gpus", "8", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["weights"] == 11_901_408_320 and found["fits"] is True
     assert found["storage"]["checkpoint"] == 142_816_899_840
@@ -48,7 +48,7 @@ def test_an_option_that_is_no_number(
     options: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        main(options)
+        call("plan", options)
     assert capsys.readouterr().err.splitlines()[-1] == f"chunk-grpo plan: error: {said}"
 
 
@@ -56,30 +56,30 @@ def test_an_unknown_variant_is_refused_before_anything_is_traced(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("chunk_grpo.planning.plan.make_plan", None)
-    assert main(["--variant", "chunkws"]) == 2
+    assert call("plan", ["--variant", "chunkws"]) == 2
     assert capsys.readouterr().err == "error: --variant: must be one of chunk-ws, got chunkws\n"
 
 
 def test_strict_ends_with_2_if_something_cannot_work(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--preset", "flux-dev", "--gpus", "1"]
-    assert main(options) == 0
-    assert main([*options, "--strict"]) == 2
+    assert call("plan", options) == 0
+    assert call("plan", [*options, "--strict"]) == 2
     assert "NO" in capsys.readouterr().out
 
 
 def test_the_stop_setting_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STOP_SECONDS, "30")
-    assert main(["--preset", "flux-dev", "--gpus", "8", "--strict"]) == 2
+    assert call("plan", ["--preset", "flux-dev", "--gpus", "8", "--strict"]) == 2
 
 
 @pytest.mark.parametrize("preset", ["tiny", "methods", "random-scorers", "smoke", "study-vivid"])
 def test_every_preset_can_be_planned(preset: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--preset", preset, "--strict"]) == 0
+    assert call("plan", ["--preset", preset, "--strict"]) == 0
     assert "What is off" in capsys.readouterr().out
 
 
 def test_an_unknown_preset(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--preset", "nothing"]) == 2
+    assert call("plan", ["--preset", "nothing"]) == 2
     assert "preset: must be one of" in capsys.readouterr().err
 
 
@@ -87,8 +87,8 @@ def test_options_need_no_torch() -> None:
     """Help, and what is wrong with options and params.yaml, is said at once; DVC is not imported for params.yaml."""
     heavy = "{'torch', 'diffusers', 'dvc'}"
     code = (
-        "import sys; from infra.plan import main\n"
-        "assert main(['--params', 'nowhere.yaml']) == 2\n"
-        f"assert not {heavy} & set(sys.modules); main([]); assert 'dvc' not in sys.modules"
+        "import sys; from chunk_grpo.__main__ import call\n"
+        "assert call('plan', ['--params', 'nowhere.yaml']) == 2\n"
+        f"assert not {heavy} & set(sys.modules); call('plan', []); assert 'dvc' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from chunk_grpo.__main__ import call
 from chunk_grpo.artifacts import write_json
 from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.config import load_params
@@ -49,10 +50,11 @@ pathlib.Path(out).write_text(what)
 DRIVER = """
 import sys
 from pathlib import Path
+from chunk_grpo.__main__ import call
 from infra import run
 run.ROOT, run.params.check, run.require_clone = Path(sys.argv[1]), lambda: None, lambda root: None
 run.answer = lambda root: ["the answer"]
-sys.exit(run.main([]))
+sys.exit(call("run", []))
 """
 
 
@@ -233,7 +235,7 @@ def test_a_folder_in_which_nothing_can_run_ends_it_before_dvc_begins(
     monkeypatch.setattr(run.params, "check", lambda: None)
     monkeypatch.setattr(run, "reproduce", None)
     spoil(tmp_path)
-    assert run.main([]) == code
+    assert call("run", []) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and said in line
 
@@ -248,7 +250,7 @@ def test_a_second_run_leaves_the_first_ones_log_alone(
     monkeypatch.setattr(run.params, "check", lambda: None)
     monkeypatch.setattr(run, "_run", None)
     with locked(tmp_path / run.LOCK):
-        assert run.main([]) == 75
+        assert call("run", []) == 75
     assert capsys.readouterr().err.startswith(
         f"error: {tmp_path}: another `chunk-grpo run` is active in this folder"
     )
@@ -264,5 +266,5 @@ def test_wrong_parameters_end_it_before_dvc_begins(
     monkeypatch.setattr(run, "require_clone", lambda root: None)
     monkeypatch.setattr(run.params, "check", refused)
     monkeypatch.setattr(run, "waited", None)
-    assert run.main([]) == 2
+    assert call("run", []) == 2
     assert capsys.readouterr().err == "error: params.yaml: eta\n"

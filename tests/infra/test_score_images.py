@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from chunk_grpo.__main__ import call
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers.base import ScoreBatch
-from infra.score_images import Mean, main, mean_of, read_scorers
+from infra.score_images import Mean, mean_of, read_scorers
 from tests.conftest import ROOT
 from tests.shapes_scorers import shapes_scorer
 
@@ -64,7 +65,7 @@ def images(reds: dict[str, int], side: int = 8) -> None:
 
 
 def score(*more: str, prompts: str | None = "prompts.txt", scorers: str = "own.yaml") -> int:
-    return main(["made", *(["--prompts", prompts] if prompts else []), "--scorers", scorers, *more])
+    return call("score", ["made", *(["--prompts", prompts] if prompts else []), "--scorers", scorers, *more])
 
 
 def rows(out: str = "scores/made") -> list[dict[str, Any]]:
@@ -290,7 +291,7 @@ def test_image_name_must_be_a_regular_file(name: str, here: Path, capsys: pytest
 
 @pytest.mark.parametrize("scorers", ["", "own.yaml"])
 def test_missing_folder_is_reported_first(scorers: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["", "--scorers", scorers]) == 2
+    assert call("score", ["", "--scorers", scorers]) == 2
     assert capsys.readouterr().err.startswith("error: the folder of the images must have a name")
 
 

@@ -293,7 +293,7 @@ def test_a_training_on_two_nodes_goes_on_after_the_time_limit_to_the_same_bytes(
 def test_the_smoke_preset_comes_to_its_report_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
     """By the command of docs/deploy.md, which runs `dvc repro`."""
     work = make_checkout(tmp_path / "checkout")
-    composed = python(work, "-m", "infra.params", "compose", "smoke", "--force")
+    composed = python(work, "-m", "chunk_grpo", "params", "compose", "smoke", "--force")
     assert composed.returncode == 0, composed.stderr
     state, output = cluster.ended(work, cluster.submit(work, 2), 3000)
     assert state == "COMPLETED", output

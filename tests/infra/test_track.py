@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.track import main
+from chunk_grpo.__main__ import call
 
 Shell = Callable[..., str]
 
@@ -33,9 +33,9 @@ def test_a_clone_pulls_the_results(finished: Path, shell: Shell, tmp_path: Path)
     params.write_text(params.read_text().replace("title: ", "title: Another "))
     dvc(shell, finished, "repro")
     (finished / "staged.txt").write_text("")
-    assert main(["--checkout", str(finished)]) == 2  # another edit
+    assert call("track", ["--checkout", str(finished)]) == 2  # another edit
     (finished / "staged.txt").unlink()
-    assert main(["--checkout", str(finished), "--message", "a run"]) == 0
+    assert call("track", ["--checkout", str(finished), "--message", "a run"]) == 0
     assert shell(finished, "git", "log", "-1", "--format=%s").strip() == "a run"
     assert shell(finished, "git", "status", "--short") == ""
     clone = tmp_path / "clone"
@@ -46,7 +46,7 @@ def test_a_clone_pulls_the_results(finished: Path, shell: Shell, tmp_path: Path)
     assert (clone / report).read_bytes() == (finished / report).read_bytes()
     assert "Another" in (clone / "prepared.txt").read_text()
     assert dvc(shell, clone, "status", "--json").strip() == "{}"
-    assert main(["--checkout", str(finished)]) == 0  # again: nothing is new
+    assert call("track", ["--checkout", str(finished)]) == 0  # again: nothing is new
     assert shell(finished, "git", "log", "-1", "--format=%s").strip() == "a run"
 
 
@@ -76,6 +76,6 @@ def test_rejects_run_that_cannot_be_tracked(
 ) -> None:
     before = shell(finished, "git", "rev-parse", "HEAD")
     spoil(finished)
-    assert main(["--checkout", str(finished)]) == 2
+    assert call("track", ["--checkout", str(finished)]) == 2
     assert re.search(message, capsys.readouterr().err)
     assert shell(finished, "git", "rev-parse", "HEAD") == before

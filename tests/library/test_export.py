@@ -10,11 +10,11 @@ from diffusers import FluxTransformer2DModel
 from safetensors.torch import load_file
 
 import chunk_grpo as cg
+from chunk_grpo.__main__ import call
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.reporting.statistics import Interval
-from infra import export
 from tests.conftest import ROOT, VARIANT, Workspace
 from tests.families.conftest import disturb, options
 
@@ -61,7 +61,7 @@ def seed(run: Workspace) -> int:
 
 def exported(run: Workspace, kind: str, out: Path, variant: str = VARIANT) -> int:
     options = ["--seed", str(seed(run)), "--to", kind, "--out", str(out), "--checkout", str(run.root)]
-    return export.main([variant, *options])
+    return call("export", [variant, *options])
 
 
 def test_the_files_and_their_card(run: Workspace, tmp_path: Path) -> None:

@@ -49,10 +49,10 @@ def write_params(path: Path, key: str, settings: ExternalScorer) -> Path:
 
 
 class ServerProcess:
-    """`python -m chunk_grpo.scorers.serve NAME`."""
+    """`chunk-grpo serve-scorer NAME`."""
 
     def __init__(self, params: Path, name: str, *options: str, **environment: str) -> None:
-        command = [sys.executable, "-m", "chunk_grpo.scorers.serve", name]
+        command = [sys.executable, "-m", "chunk_grpo", "serve-scorer", name]
         command += ["--params", str(params), "--port", "0"]
         self.process = subprocess.Popen(
             [*command, *options], cwd=ROOT, env=os.environ | environment, stderr=subprocess.PIPE, text=True

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from chunk_grpo.__main__ import call
 from chunk_grpo.errors import DataError, TransientError
-from chunk_grpo.scorers import serve
 from chunk_grpo.scorers.running.external import External
 from tests.scorers.odd_scorers import KEY, batch, settings
 from tests.scorers.servers import ServerProcess, client, write_params
@@ -65,7 +65,7 @@ class TestOptions:
         message: str,
     ) -> None:
         monkeypatch.setenv(VARIABLE, TOKEN)
-        assert serve.main([*command, "--params", str(params)]) == 2
+        assert call("serve-scorer", [*command, "--params", str(params)]) == 2
         assert capsys.readouterr().err.startswith("error: " + message.format(params=params))
 
 
@@ -129,7 +129,7 @@ class TestEnd:
         # Else a failure would serve for ever.
         watch = threading.Timer(10, os.kill, (os.getpid(), signal.SIGTERM))
         watch.start()
-        assert serve.main([KEY, "--params", str(params), "--port", "0"]) == 3
+        assert call("serve-scorer", [KEY, "--params", str(params), "--port", "0"]) == 3
         assert watch.is_alive()
         watch.cancel()
         assert "error: a file is missing" in capsys.readouterr().err
