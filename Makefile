@@ -9,7 +9,8 @@ TOOLS := $(VENV)/.tools
 CONSTRAINTS := -c constraints.txt
 NEWEST := build/newest
 AUDIT := build/audit
-# All extras but wandb, whose newest release brings ten more packages, some of them betas.
+# All extras but wandb, whose newest release brings ten more packages, some of them betas, and mlflow, whose client brings nine
+# and takes importlib_metadata below 10.
 LOCKED := pipeline training eight-bit scoring ocr serving dev
 PRESET ?= tiny
 POOL ?= gpu

@@ -109,7 +109,7 @@ def test_a_kind_of_scorer_declares_its_class_its_network_and_its_scale() -> None
         ("chunks.plans.listed.sizes", [2, 0, 14], "[1]: must be > 0, got 0"),
         ("chunks.plans.listed.kind", "list", ": must be one of 'step', 'single', 'listed', "),
         ("rewards", {}, ": must not be empty"),
-        ("trackers", ["mlflow"], "[0]: must be one of 'tensorboard' or 'wandb', got 'mlflow'"),
+        ("trackers", ["comet"], "[0]: must be one of 'tensorboard', 'wandb' or 'mlflow', got 'comet'"),
         ("train.offload", ["text"], "[0]: must be one of 'vae' or 'scorers', got 'text'"),
         ("train.offload", ["vae", "vae"], ": each value once, got 'vae' 2 times"),
         ("train.optimizer", "adam8", ": must be one of 'adamw', 'adamw-fused' or 'adamw-8bit', got"),

@@ -288,7 +288,7 @@ class Params(Section):
     trial: TrialParams
     """Trial of every scorer before prompts are encoded. Does not affect results."""
     report: ReportParams
-    trackers: tuple[Literal["tensorboard", "wandb"], ...]
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...]
     """Metric trackers during training, each once. Does not affect results."""
     pools: PoolsParams
     """Prefect work pools of the stages; `dvc repro` ignores this section. Does not affect results."""

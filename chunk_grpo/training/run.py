@@ -37,7 +37,7 @@ class RunPaths:
     """Folder of the journals and tracker logs of all runs."""
     name: str
     """Name of the run, and of its folder below `logs`."""
-    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
     """Names of the trackers."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Settings that the trackers show."""

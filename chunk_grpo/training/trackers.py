@@ -12,7 +12,7 @@ from chunk_grpo.errors import ConfigError, install_command
 _WITHOUT_LOGIN = ("offline", "disabled", "dryrun")
 """Values of WANDB_MODE with which wandb contacts no server."""
 
-EXTRAS = {"tensorboard": "training", "wandb": "wandb"}
+EXTRAS = {"tensorboard": "training", "wandb": "wandb", "mlflow": "mlflow"}
 """Extra of pyproject.toml that installs a tracker."""
 
 WANDB_ADVICE = (
@@ -20,6 +20,20 @@ WANDB_ADVICE = (
     "trackers."
 )
 """What to do where wandb does not start."""
+
+MLFLOW_ADVICE = (
+    "Start its server, or correct MLFLOW_TRACKING_URI, or unset it to write logs/mlflow.db, or remove mlflow from the "
+    "trackers."
+)
+"""What to do where MLflow does not start."""
+
+MLFLOW_SETTINGS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    # MLflow's own are 7 retries of 120 s, for which each iteration would wait.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+}
+"""Variables for MLflow, where the environment has none of the name."""
 
 
 def check_trackers(names: Sequence[str]) -> None:
