@@ -17,15 +17,14 @@ from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.run import RunPaths
 from chunk_grpo.training.sinks import MetricSink, open_sinks
 
-CONFIG = {"train": {"learning_rate": 1e-5, "plan": [2, 3]}, "seed": 0}
-
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Callable[..., MetricSink]:
     """Opens the sink of a run in `tmp_path`, at iteration 0 or later."""
 
-    def opened(rows: Iterable[MetricRow] = (), first: int = 0) -> MetricSink:
-        paths = RunPaths(tmp_path / "unused", "abc", tmp_path, "chunk/seed-0", ("mlflow",), CONFIG)
+    def opened(rows: Iterable[MetricRow] = (), first: int = 0, rate: float = 1e-5) -> MetricSink:
+        config = {"train": {"learning_rate": rate, "plan": [2, 3]}, "seed": 0}
+        paths = RunPaths(tmp_path / "unused", "abc", tmp_path, "chunk/seed-0", ("mlflow",), config)
         heading = Heading("abc", seed=0, iterations=9, done=0)
         return open_sinks(paths, heading, list(rows), first, is_main=True)[0]
 
@@ -152,7 +151,8 @@ def test_a_resume_continues_the_mlflow_run_with_each_value_once(mlflow, opened):
         first.log(step, {"reward_mean": float(step)}, picture)
     first.close(is_finished=False)
     assert mlflow.runs["id0"].status == "KILLED"
-    second = opened(rows=[(i, "reward_mean", float(i)) for i in range(1, 4)], first=3)
+    second = opened(rows=[(i, "reward_mean", float(i)) for i in range(1, 4)], first=3, rate=2e-5)
+    assert mlflow.runs["id0"].params["train.learning_rate"] == 1e-5  # MLflow refuses another
     assert mlflow.runs["id0"].status == "RUNNING"
     for step in range(4, 8):
         second.log(step, {"reward_mean": 10.0 + step}, picture)
@@ -185,6 +185,7 @@ def test_values_that_mlflow_does_not_take_wait(mlflow, opened, monkeypatch, capl
     clock.now = 120.0
     sink.log(5, dict.fromkeys(["kl", *map(str, range(1500))], 5.0), picture)
     assert mlflow.values("id0", "kl") == [(step, float(step)) for step in range(1, 6)]
+    assert mlflow.values("id0", "1499") == [(5, 5.0)]
     assert mlflow.runs["id0"].images == [("heldout/00", 5, (4, 6, 3))]
     mlflow.failure = ConnectionError("gone")
     sink.close(is_finished=True)
