@@ -172,11 +172,8 @@ class _MLflow:
     def __init__(self, folder: Path, paths: RunPaths, first: int) -> None:
         os.environ.update({**MLFLOW_SETTINGS, **os.environ})
         self._mlflow = import_module("mlflow")  # an import statement would need it installed for mypy
-        uri, logs, file = (
-            os.environ.get("MLFLOW_TRACKING_URI"),
-            paths.logs.absolute(),
-            folder / _MLFLOW_ID_FILE,
-        )
+        uri, logs = os.environ.get("MLFLOW_TRACKING_URI"), paths.logs.absolute()
+        file = folder / _MLFLOW_ID_FILE
         known = file.read_text(encoding="utf-8").strip() if first > 0 and file.exists() else None
         try:
             self._client = self._mlflow.MlflowClient(uri or f"sqlite:///{logs / 'mlflow.db'}")
@@ -192,9 +189,8 @@ class _MLflow:
                 self._client.log_param(self._run_id, key, value)
             histories = [self._client.get_metric_history(self._run_id, name) for name in run.data.metrics]
         except self._mlflow.MlflowException as error:
-            raise ConfigError(
-                f"trackers: mlflow does not start ({one_line(error)}). {MLFLOW_ADVICE}"
-            ) from error
+            problem = f"trackers: mlflow does not start ({one_line(error)})."
+            raise ConfigError(f"{problem} {MLFLOW_ADVICE}") from error
         self._known = {(metric.key, metric.step) for history in histories for metric in history}
         self._unsent, self._next_try = list[Any](), 0.0
 
