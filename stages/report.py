@@ -1,7 +1,7 @@
 """Build the report: intervals, tables, plots and images of all policies, as HTML, as Markdown and as numbers."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from chunk_grpo.artifacts import output_dir
 from chunk_grpo.artifacts.kept import forget_recorded
@@ -14,6 +14,8 @@ from stages._stage import reads, run_stage, writes
 
 @dataclass(frozen=True)
 class Arguments:
+    """Fields of `Layout`, by their names."""
+
     prompts: str = reads("prompts/1, Parquet")
     profile: str = reads("l1_profile/1, Parquet")
     chunks: str = reads("folder with PLAN.parquet")
@@ -21,23 +23,15 @@ class Arguments:
     images: str = reads("folder with POLICY/images.parquet")
     scores: str = reads("folder with POLICY/SCORER.parquet")
     runs: str = reads("folder with run manifests, STAGE.json")
-    out: str = writes("folder for the report")
+    report: str = writes("folder for the report")
 
 
 def main(params: Params, arguments: Arguments) -> None:
     forget_recorded()
     settings = settings_from(params)
-    layout = Layout(
-        prompts=arguments.prompts,
-        profile=arguments.profile,
-        chunks=arguments.chunks,
-        train=arguments.train,
-        images=arguments.images,
-        scores=arguments.scores,
-        runs=arguments.runs,
-    )
+    layout = Layout(**asdict(arguments))
     files = build_report(read_evidence(layout, settings), settings)
-    with output_dir(arguments.out) as folder:
+    with output_dir(layout.report) as folder:
         for name, content in files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)

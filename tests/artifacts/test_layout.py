@@ -9,6 +9,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from chunk_grpo.artifacts.layout import ARTIFACTS, Layout
+from stages import report
 from tests.conftest import ROOT
 
 AT = Layout()
@@ -47,9 +48,8 @@ def test_a_path_is_an_output_of_a_stage_or_in_one(path: str) -> None:
 def test_folders_of_the_report_are_its_options_in_dvc_yaml() -> None:
     stages = YAML(typ="safe").load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
     options = dict(re.findall(r"--(\w+) (\S+)", stages["report"]["cmd"]))
-    names = ("prompts", "profile", "chunks", "train", "images", "scores", "runs")
+    names = [field.name for field in fields(report.Arguments)]
     assert {name: options[name] for name in names} == {name: getattr(AT, name) for name in names}
-    assert options["out"] == AT.report
 
 
 def test_all_paths_are_below_the_given_folder() -> None:

@@ -4,7 +4,7 @@ import io
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +51,10 @@ class Run:
     @property
     def options(self) -> list[str]:
         """The stage's command line."""
-        at = self.root
-        return [
-            *("--params", str(self.params), "--manifest", str(at / "runs" / "report.json")),
-            *("--prompts", str(at / PROMPTS), "--profile", str(at / PROFILE)),
-            *("--chunks", str(at / "chunks"), "--train", str(at / "train"), "--images", str(at / "images")),
-            *("--scores", str(at / "scores"), "--runs", str(at / "runs"), "--out", str(at / "report")),
-        ]
+        at = Layout.below(self.root.parent)
+        given = [(field.name, getattr(at, field.name)) for field in fields(report.Arguments)]
+        named = [("params", self.params), ("manifest", at.manifest("report")), *given]
+        return [word for name, path in named for word in (f"--{name}", str(path))]
 
     def build(self) -> dict[str, bytes]:
         """Run the stage; the files of the report by path."""
