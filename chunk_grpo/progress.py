@@ -30,6 +30,9 @@ class Meter:
         self._start = self._last_line = time.monotonic()
 
     def __enter__(self) -> Meter:
+        if self._done:
+            line = f"{self._label}: continues at {self._done}/{self._total}"
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
         if self._console.is_terminal:
             columns = (
                 TextColumn("{task.description}"),
@@ -40,9 +43,6 @@ class Meter:
             self._bar = Progress(*columns, TextColumn("eta"), TimeRemainingColumn(), console=self._console)
             self._bar.add_task(self._label, total=self._total, completed=self._done)
             self._bar.start()
-        elif self._done:
-            line = f"{self._label}: continues at {self._done}/{self._total}"
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
         return self
 
     def advance(self, count: int = 1, note: str = "") -> None:

@@ -140,7 +140,7 @@ def export_run(checkout: Path, variant: str, seed: int, kind: Kind, out: Path) -
         )
     trained = Path(Layout.below(checkout).transformer(variant, seed))
     if not trained.is_dir():
-        raise DataError(f"{trained}: no such folder; run `dvc repro` there, or `dvc pull`")
+        raise DataError(f"{trained}: no such folder; run `chunk-grpo run` there, or `dvc pull`")
     model, local = params.model, checkout / params.model.checkpoint
     card = _Card(
         title=title_of(params),

@@ -109,7 +109,7 @@ def test_what_cannot_be_exported_leaves_nothing(
     folder = run.root / POLICY.format(VARIANT, seed(run))
     shutil.rmtree(folder)
     assert exported(run, "comfyui", out) == 3
-    assert "run `dvc repro` there" in capsys.readouterr().err
+    assert "run `chunk-grpo run` there" in capsys.readouterr().err
     folder.mkdir()
     assert exported(run, "comfyui", out) == 3
     assert "All weights were trained" in capsys.readouterr().err

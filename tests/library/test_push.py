@@ -7,7 +7,7 @@ import httpx
 import huggingface_hub
 import pytest
 
-from infra import export
+from chunk_grpo.__main__ import call
 
 
 class Hub:
@@ -41,7 +41,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> type[Hub]:
 
 
 def pushed(out: Path, repository: str, *more: str) -> int:
-    return export.main(["chunk-ws", "--out", str(out), "--push", repository, *more])
+    return call("export", ["chunk-ws", "--out", str(out), "--push", repository, *more])
 
 
 @pytest.mark.parametrize(("more", "is_private"), [((), None), (("--private",), True)])
