@@ -8,6 +8,7 @@ MLflow was tried by hand, with a file and with a server; Weights & Biases was no
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -176,7 +177,9 @@ class _MLflow:
         file = folder / _MLFLOW_ID_FILE
         known = file.read_text(encoding="utf-8").strip() if first > 0 and file.exists() else None
         try:
-            self._client = self._mlflow.MlflowClient(uri or f"sqlite:///{logs / 'mlflow.db'}")
+            with (logs / "mlflow.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # two trainings that make the file's tables at once fail
+                self._client = self._mlflow.MlflowClient(uri or f"sqlite:///{logs / 'mlflow.db'}")
             experiment = _experiment(self._mlflow, self._client, None if uri else (logs / "mlflow").as_uri())
             # A search finds nothing where the run was deleted, or made at another server.
             found = known and self._client.search_runs([experiment], f"attributes.run_id = '{known}'")

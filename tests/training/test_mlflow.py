@@ -1,5 +1,6 @@
 """MLflow's sink, by a stand-in that keeps runs as its server does."""
 
+import fcntl
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -129,6 +130,23 @@ def test_mlflow_gets_the_run_its_configuration_numbers_and_images(mlflow, opened
     assert run.images == [("heldout/00", 0, (4, 6, 3)), ("heldout/01", 0, (4, 6, 3))]
     sink.close(is_finished=True)
     assert run.status == "FINISHED"
+
+
+def test_one_training_at_a_time_makes_mlflows_tables(mlflow, opened, monkeypatch, tmp_path):
+    """Two that make them at once fail: `duplicate column name`."""
+    held: list[bool] = []
+
+    def client(uri: str) -> Server:
+        with (tmp_path / "mlflow.lock").open("a") as other:
+            try:
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                held.append(True)
+        return mlflow
+
+    monkeypatch.setattr(mlflow, "MlflowClient", client)
+    opened()
+    assert held == [True]
 
 
 def test_the_environment_names_server_and_experiment(mlflow, opened, monkeypatch):
