@@ -21,7 +21,7 @@ class Command(NamedTuple):
     """A sub-command."""
 
     module: str
-    """Module with `parser()` and `main(argv)`, whose errors `call` shows. A clone has those of infra, the wheel not."""
+    """Module with `parser()` and `main(argv)`; `call` shows its errors. The wheel lacks the modules of infra."""
     help: str
     """One line."""
 
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def call(name: str, words: Sequence[str]) -> int:
     """Call a sub-command with its own words; return its exit code, that of the error if a user can mend it."""
     module = module_of(name)
-    from chunk_grpo.errors import ChunkGrpoError, Stopped  # here: of this clone, which `module_of` put first
+    from chunk_grpo.errors import ChunkGrpoError, Stopped  # here: `module_of` makes Python import this clone
 
     try:
         code: int = module.main(words)

@@ -27,17 +27,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Plan and print; return the exit code: 2 for invalid input, or with --strict for a run that cannot work."""
     options = parser().parse_args(argv)
     params = _params(options)
-    if unknown := [name for name in options.variant or () if name not in params.variants]:
-        raise ConfigError(f"--variant: must be one of {', '.join(params.variants)}, got {unknown[0]}")
+    if options.variant:
+        params = only(params, options.variant)
     sys.stderr.write(f"tracing passes of {params.model.checkpoint}, which takes ten seconds or more\n")
-    from chunk_grpo.planning.plan import (
-        make_plan,
-        only,
-    )  # here: importing torch and diffusers takes seconds
+    from chunk_grpo.planning.plan import make_plan  # here: importing torch and diffusers takes seconds
     from chunk_grpo.planning.tables import show
 
     plan = make_plan(
-        only(params, options.variant or list(params.variants)),
+        params,
         machine(
             options.gpu,
             options.gpus,
@@ -64,6 +61,14 @@ def _params(options: argparse.Namespace) -> Params:
     from chunk_grpo.orchestration.presets import composed  # here: importing DVC takes half a second
 
     return parse_params(composed(ROOT, options.preset), f"conf/preset/{options.preset}.yaml")
+
+
+def only(params: Params, variants: Sequence[str]) -> Params:
+    """The parameters with these of their variants."""
+    unknown = [name for name in variants if name not in params.variants]
+    if unknown:
+        raise ConfigError(f"--variant: must be one of {', '.join(params.variants)}, got {unknown[0]}")
+    return params.model_copy(update={"variants": {name: params.variants[name] for name in variants}})
 
 
 def _positive(text: str) -> float:

@@ -121,6 +121,8 @@ def export(
 def export_run(checkout: Path, variant: str, seed: int, kind: Kind, out: Path) -> None:
     """Write a policy of a finished run, with a README.md that says what it is.
 
+    The card has the settings that the last run's stages have read, not later edits of params.yaml.
+
     Args:
         checkout: Checkout with the run.
         variant: Name of the variant.
@@ -132,10 +134,13 @@ def export_run(checkout: Path, variant: str, seed: int, kind: Kind, out: Path) -
         ConfigError: There is no such variant or seed, or the folder exists.
         DataError: The run is not finished, or is no adapter where one is needed.
     """
-    params = load_params(checkout / "params.yaml")
+    settings = Path(Layout.below(checkout).settings)
+    if not settings.exists():
+        raise DataError(f"{settings}: no such file; run `chunk-grpo run` there, or `dvc pull`")
+    params = load_params(settings)
     if variant not in params.variants or seed not in params.train.seeds:
         raise ConfigError(
-            f"{checkout / 'params.yaml'}: has the variants {', '.join(params.variants)} with the training seeds "
+            f"{settings}: has the variants {', '.join(params.variants)} with the training seeds "
             f"{', '.join(map(str, params.train.seeds))}, got {variant} with seed {seed}"
         )
     trained = Path(Layout.below(checkout).transformer(variant, seed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from chunk_grpo.errors import ConfigError, DataError, install_command
+from chunk_grpo.errors import ConfigError, DataError, install_command, one_line
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
@@ -53,11 +53,10 @@ def push(folder: Path, repository: str, *, is_private: bool) -> str:
         address = api.create_repo(repository, private=is_private or None, exist_ok=True)
         api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Add a policy of chunk-grpo")
     except (HTTPError, OSError, ValueError) as error:
-        detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         owner = repository.split("/")[0]
         raise DataError(
-            f"--push {repository}: the hub took no upload ({type(error).__name__}: {detail}). {owner} must be you or "
-            f"an organisation of yours, and the token must be allowed to write. {folder} is kept: "
+            f"--push {repository}: the hub took no upload ({type(error).__name__}: {one_line(error)}). {owner} must be "
+            f"you or an organisation of yours, and the token must be allowed to write. {folder} is kept: "
             f"`hf upload {repository} {folder}` tries again."
         ) from error
     return str(address)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from chunk_grpo.config import Params
-from chunk_grpo.errors import ConfigError
 from chunk_grpo.planning.cards import Card, cards_of
 from chunk_grpo.planning.cost import (
     GIGA,
@@ -141,14 +139,6 @@ def make_plan(params: Params, machine: Machine) -> Plan:
         stop_seconds=stop,
         findings=findings_of(settings, machine, phases, costs, prompts, stop),
     )
-
-
-def only(params: Params, variants: Sequence[str]) -> Params:
-    """The parameters with these of their variants."""
-    unknown = [name for name in variants if name not in params.variants]
-    if unknown:
-        raise ConfigError(f"--variant: must be one of {', '.join(params.variants)}, got {unknown[0]}")
-    return params.model_copy(update={"variants": {name: params.variants[name] for name in variants}})
 
 
 def update_flop(settings: Settings) -> float:

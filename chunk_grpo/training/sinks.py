@@ -8,7 +8,6 @@ MLflow was tried by hand, with a file and with a server; Weights & Biases was no
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -23,7 +22,7 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from chunk_grpo.artifacts.storage import storage_errors
+from chunk_grpo.artifacts.storage import folder_lock, storage_errors
 from chunk_grpo.errors import ConfigError, masked, one_line
 from chunk_grpo.training.journal import Heading, Journal
 from chunk_grpo.training.metrics import MetricRow
@@ -42,8 +41,8 @@ _BATCH = 1000
 """Most values of a request to MLflow."""
 
 _LOST = (
-    "trackers: mlflow failed (%s). The training goes on. %d values wait for the next request; held-out images until "
-    "then are left out of MLflow. progress.jsonl has all values."
+    "trackers: mlflow failed (%s). The training goes on. %d values wait: the next request sends them. MLflow gets no "
+    "held-out images until then. progress.jsonl has all values."
 )
 
 _logger = logging.getLogger(__name__)
@@ -177,8 +176,7 @@ class _MLflow:
         file = folder / _MLFLOW_ID_FILE
         known = file.read_text(encoding="utf-8").strip() if first > 0 and file.exists() else None
         try:
-            with (logs / "mlflow.lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # two trainings that make the file's tables at once fail
+            with folder_lock(str(logs)):  # two trainings that make the file's tables at once fail
                 self._client = self._mlflow.MlflowClient(uri or f"sqlite:///{logs / 'mlflow.db'}")
             experiment = _experiment(self._mlflow, self._client, None if uri else (logs / "mlflow").as_uri())
             # A search finds nothing where the run was deleted, or made at another server.

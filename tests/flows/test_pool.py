@@ -1,4 +1,4 @@
-"""flows/_pool.py: how often a flow run asks about its stage on a pool, and what of its lines it repeats."""
+"""flows/_pool.py: how often a flow run asks about its stage on a pool, and which of its lines it repeats."""
 
 from typing import Any
 from unittest.mock import Mock

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from safetensors.torch import load_file
 
 import chunk_grpo as cg
 from chunk_grpo.__main__ import call
+from chunk_grpo.artifacts import write_json
+from chunk_grpo.config import load_params
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.models.flux import FluxFamily
@@ -37,9 +40,8 @@ def run(finished: Workspace, tmp_path: Path) -> Workspace:
     """A copy of a finished run whose policy is an adapter with alpha twice the rank."""
     shutil.copytree(finished.root, tmp_path / "run", symlinks=True)
     copied = Workspace(tmp_path / "run")
-    copied.edit(
-        lambda raw: raw["train"].update(lora={"rank": 3, "alpha": 6.0, "targets": ["to_q", "proj_out"]})
-    )
+    adapter = {"rank": 3, "alpha": 6.0, "targets": ["to_q", "proj_out"]}
+    ran_with(copied, lambda raw: raw["train"].update(lora=adapter))
     family = FluxFamily.load(
         LoadOptions(str(ROOT / "assets/tiny-flux"), height=32, width=32), ("transformer",)
     )
@@ -52,6 +54,13 @@ def run(finished: Workspace, tmp_path: Path) -> Workspace:
     (copied.artifacts / "report").mkdir(exist_ok=True)
     (copied.artifacts / "report" / "summary.json").write_text(json.dumps(summary))
     return copied
+
+
+def ran_with(run: Workspace, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change params.yaml, and what the stages have read of it."""
+    run.edit(change)
+    params = load_params(run.root / "params.yaml")
+    write_json(params.model_dump(mode="json"), str(run.artifacts / "inputs" / "params.json"))
 
 
 def seed(run: Workspace) -> int:
@@ -91,13 +100,22 @@ def test_the_files_and_their_card(run: Workspace, tmp_path: Path) -> None:
 
 
 def test_a_base_on_the_hub_is_named_for_it(run: Workspace, tmp_path: Path) -> None:
-    run.edit(lambda raw: raw["model"].update(checkpoint="maker/model", revision="a" * 40))
+    ran_with(run, lambda raw: raw["model"].update(checkpoint="maker/model", revision="a" * 40))
     shutil.rmtree(run.artifacts / "report")
     assert exported(run, "comfyui", tmp_path / "out") == 0
     text = (tmp_path / "out" / "README.md").read_text()
     assert "\nbase_model: maker/model\n" in text
     assert f"| base model | maker/model at {'a' * 40}, family flux |\n" in text
     assert "The run has no report." in text
+
+
+def test_a_later_edit_of_the_parameters_is_not_in_the_card(run: Workspace, tmp_path: Path) -> None:
+    assert exported(run, "diffusers", tmp_path / "before") == 0
+    run.edit(lambda raw: raw["train"].update(learning_rate=0.5))
+    assert exported(run, "diffusers", tmp_path / "after") == 0
+    before, after = ((tmp_path / name / "README.md").read_text() for name in ("before", "after"))
+    assert before == after
+    assert "learning rate 0.5" not in after
 
 
 def test_what_cannot_be_exported_leaves_nothing(

@@ -8,10 +8,10 @@ from chunk_grpo.errors import ConfigError
 from chunk_grpo.planning.cost import Seconds, Traffic, iteration_cost, sweep_bytes, traffic_of
 from chunk_grpo.planning.machines import GPUS, machine
 from chunk_grpo.planning.memory import rollout_bytes, training_phases, update_bytes
-from chunk_grpo.planning.plan import only
 from chunk_grpo.planning.scorers import scoring
 from chunk_grpo.planning.storage import encoded_for_training
 from chunk_grpo.planning.tables import summary
+from infra.plan import only
 from tests.planning.planned import edited, load_own, plan, preset, settings
 
 GIB = 2**30

@@ -11,7 +11,6 @@ from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.planning.cost import loaded_bytes
 from chunk_grpo.planning.models import read_checkpoint
-from chunk_grpo.planning.plan import only
 from chunk_grpo.planning.scorers import scoring
 from chunk_grpo.planning.settings import Settings, settings_of
 from chunk_grpo.planning.storage import (
@@ -25,6 +24,7 @@ from chunk_grpo.planning.storage import (
     unfinished_bytes,
 )
 from chunk_grpo.training.schedule import prompts_of_iteration
+from infra.plan import only
 from tests.conftest import VARIANT, Workspace
 from tests.planning.planned import edited, plan, preset, settings
 

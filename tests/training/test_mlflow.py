@@ -137,11 +137,13 @@ def test_one_training_at_a_time_makes_mlflows_tables(mlflow, opened, monkeypatch
     held: list[bool] = []
 
     def client(uri: str) -> Server:
-        with (tmp_path / "mlflow.lock").open("a") as other:
-            try:
-                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                held.append(True)
+        other = os.open(tmp_path, os.O_RDONLY)
+        try:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held.append(True)
+        finally:
+            os.close(other)
         return mlflow
 
     monkeypatch.setattr(mlflow, "MlflowClient", client)
