@@ -1,0 +1,314 @@
+"""What each step earned: `python -m benchmarks.studies.attribution CHECKOUT`.
+
+GRPO gives every step of an image the advantage of the whole image. Proposition 1 of Chunk-GRPO says that a chunk gets
+nearer to the truth. Here the truth is measured on the base model: a step's own advantage is the expected reward after
+it minus the expected reward before it, and each expectation is a mean over continuations of the SDE from that state.
+
+While no ratio is clipped, an objective multiplies the gradient of step k of image i by w_k A_i: the weight of the step
+and the advantage of the image. Two tables compare such weights with the measured advantages A_ik:
+
+- the squared cosine of w_k A_i with A_ik, over all images and steps;
+- the squared cosine of the gradient of a batch with the mean gradient of the measured advantages.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from torch import Tensor
+
+from benchmarks.studies.finished_run import FinishedRun, finished_run, parser_of_study
+from benchmarks.tables import print_table, write_found
+from chunk_grpo.core.log_prob import gaussian_log_prob
+from chunk_grpo.core.rollout import rollout_sde, sample_noise
+from chunk_grpo.core.sde import Sampler, step_noise
+from chunk_grpo.core.step_weights import interval_weights, noise_weights
+from chunk_grpo.core.types import Velocity
+from chunk_grpo.progress import Meter
+from chunk_grpo.seeding import generator
+
+Array: TypeAlias = NDArray[np.float64]
+Rows: TypeAlias = NDArray[np.int64]
+Score: TypeAlias = Callable[[Tensor], Array]
+"""(final latents [B, L, D]) -> rewards [B]."""
+SIZES = (2, 3, 4, 7)
+EQUAL = "equal: single steps, equal chunks, one chunk"
+BATCHES = (8, 24)
+"""Prompts of a batch whose gradient is compared: an iteration of `study-vivid`, and of `study-exact`."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The noisy steps of a rollout."""
+
+    times: Tensor
+    """Time grid [N + 2]."""
+    strengths: Tensor
+    """Noise strengths [N]."""
+    sampler: Sampler
+    """Sampler of the noisy steps."""
+
+    def continued(self, velocity: Velocity, x: Tensor, step: int, noise: torch.Generator) -> Tensor:
+        """States [B, N + 2 - step, L, D] from x [B, L, D] at the beginning of a step to the image."""
+        rest = self.times[step:], self.strengths[step:]
+        return rollout_sde(velocity, x, *rest, noise, sampler=self.sampler).states
+
+
+def main(options: Sequence[str] | None = None) -> int:
+    """Measure, print, write."""
+    parser = parser_of_study(__doc__, "attribution")
+    parser.add_argument("--prompts", type=int, default=64, help="number of held-out prompts (default: 64)")
+    parser.add_argument("--images", type=int, default=8, help="images of a prompt (default: 8)")
+    parser.add_argument("--continuations", type=int, default=8, help="of each state, even (default: 8)")
+    arguments = parser.parse_args(options)
+    with finished_run(arguments.checkout) as run:
+        sampling = run.params.sampling
+        times = run.model.times(sampling.num_steps, sampling.shift)
+        grid = Grid(times, *step_noise(sampling.sde, times, sampling.eta))
+        values, gram = measure(run, grid, arguments.prompts, arguments.images, arguments.continuations)
+    write_found(arguments.json, **report(grid, values, gram))
+    return 0
+
+
+def report(grid: Grid, values: Array, gram: Array) -> dict[str, object]:
+    """Print the two tables, and return their numbers."""
+    prompts, weights = len(values), weights_of(grid, values)
+    shares = [by_prompt(partial(_share_of, values, part), prompts) for part in range(values.shape[-1])]
+    decided = ["first noise", *(f"step {step}" for step in range(len(shares) - 1))]
+    rows = []
+    for part, (name, found) in enumerate(zip(decided, shares, strict=True)):
+        of_step = [f"{each[part - 1]:.2f}" if part else "" for each in weights.values()]
+        rows.append([name, f"{grid.times[max(part - 1, 0)]:.3f}", shown(found), *of_step])
+    title = (
+        f"Share of the reward's variance in a prompt, {prompts} prompts, 95 % interval; weights of the steps"
+    )
+    print_table(title, ("decided by", "t", "share", *weights), rows)
+    measures = [("coefficients", partial(_coefficients_of, values))]
+    for batch in BATCHES:
+        measures.append((f"gradient, {batch} prompts", partial(_gradients_of, gram, batch)))
+    cosines = {
+        name: {title: compared(measure, each, weights[EQUAL], prompts) for title, measure in measures}
+        for name, each in {**weights, "measured advantages": None}.items()
+    }
+    columns = [column for title, _ in measures for column in (title, "to equal weights")]
+    print_table(
+        "Squared cosine with the measured advantages, and its ratio to equal weights' with a 95 % interval",
+        ("weights of the steps", *columns),
+        [
+            [name, *(cell for value, ratio in found.values() for cell in (f"{value:.4f}", shown(ratio)))]
+            for name, found in cosines.items()
+        ],
+    )
+    kept = {name: each.tolist() for name, each in weights.items()}
+    return {"shares": shares, "weights": kept, "cosines": cosines}
+
+
+def compared(
+    measure: Callable[[Array | None, Rows], float], weights: Array | None, equal: Array, prompts: int
+) -> tuple[float, tuple[float, float, float]]:
+    """A squared cosine of weights, and its ratio to equal weights' with an interval over prompts."""
+
+    def ratio(rows: Rows) -> float:
+        return measure(weights, rows) / measure(equal, rows)
+
+    return measure(weights, np.arange(prompts)), by_prompt(ratio, prompts)
+
+
+def _share_of(values: Array, part: int, prompts: Rows) -> float:
+    return float(share(values[prompts])[part])
+
+
+def _coefficients_of(values: Array, weights: Array | None, prompts: Rows) -> float:
+    return 1.0 if weights is None else coefficient_cosine(values[prompts], weights)
+
+
+def _gradients_of(gram: Array, batch: int, weights: Array | None, prompts: Rows) -> float:
+    return gradient_cosine(gram[:, :, prompts][:, :, :, prompts], weights, batch)
+
+
+def measure(
+    run: FinishedRun, grid: Grid, prompts: int, images: int, continuations: int
+) -> tuple[Array, Array]:
+    """Expected rewards [P, 2, G, N + 1] of `expected`, and the inner products [2, 2, P, P, N, N] of `inner_products`.
+
+    Both are in units of the standard deviation of a prompt's G rewards. Prompts whose rewards are all equal give no
+    gradient in training and are left out; so P may be below `prompts`.
+    """
+    base, kept, gradients = run.model.base, [], []
+    weights = list(base.trainable_parameters())
+    for weight in weights:
+        weight.requires_grad_(True)
+    count = min(prompts, len(run.prompts))
+    with Meter("prompts", count) as meter:
+        for row in range(count):
+            one = run.prompts.rows([row])
+            conditioning = one.conditioning.to(base.device)
+
+            def velocity(x: Tensor, t: Tensor, c=conditioning) -> Tensor:  # type: ignore[no-untyped-def]
+                return base.velocity(x, t, c.rows([0] * len(x)))
+
+            def score(latents: Tensor, row: int = row) -> Array:
+                found = run.scores(latents, [row] * len(latents))
+                return np.asarray(sum(weight * found[name] for name, weight in run.params.rewards.items()))
+
+            noise = generator("attribution", one.ids[0])
+            start = sample_noise((images, *base.latent_shape), noise).to(base.device)
+            states = grid.continued(velocity, start, 0, noise)
+            values = expected(velocity, score, states, grid, continuations, noise)
+            deviation = values[0, :, -1].std(ddof=1)
+            if deviation > 0:
+                kept.append(values / deviation)
+                gradients.append(step_gradients(velocity, weights, states, grid, kept[-1]))
+            meter.advance()
+    return np.stack(kept), inner_products(torch.stack(gradients))
+
+
+def expected(
+    velocity: Velocity, score: Score, states: Tensor, grid: Grid, continuations: int, noise: torch.Generator
+) -> Array:
+    """Expected reward [2, G, N + 1] before each noisy step, and after the last one, of images [G, N + 2, L, D].
+
+    Two independent estimates, each the mean over half of the continuations of a state. The step after the noisy ones
+    draws nothing, so that the last expectation is the reward itself.
+    """
+    found = []
+    steps = len(grid.strengths)
+    for step in range(steps):
+        starts = states[:, step].repeat_interleave(continuations, dim=0)  # [G * M, L, D]
+        finals = grid.continued(velocity, starts, step, noise)[:, -1]
+        found.append(score(finals).reshape(len(states), 2, -1).mean(axis=2).T)  # [2, G]
+    rewards = score(states[:, -1])  # [G]
+    return np.stack([*found, np.stack([rewards, rewards])], axis=2)
+
+
+def step_gradients(
+    velocity: Velocity, weights: Sequence[Tensor], states: Tensor, grid: Grid, values: Array
+) -> Tensor:
+    """Gradients [2, N, W] of sum_i a_ik log p(step k of image i), for a the image's advantage and the step's own."""
+    by_image = torch.from_numpy(advantages(values))  # [G]
+    by_step = torch.from_numpy(np.diff(values.mean(axis=0), axis=1))  # [G, N]
+    found = []
+    for step, strength in enumerate(grid.strengths):
+        x, after = states[:, step], states[:, step + 1]
+        t, t_next = float(grid.times[step]), float(grid.times[step + 1])
+        with torch.enable_grad():
+            moved = velocity(x, torch.full((len(x),), t).to(x))
+            transition = grid.sampler.transition(x, moved, t, t_next, float(strength))
+            log_probs = gaussian_log_prob(after, transition.mean, transition.std)  # [G]
+        pair = [
+            torch.autograd.grad(
+                log_probs, weights, a.to(log_probs), retain_graph=True, materialize_grads=True
+            )
+            for a in (by_image, by_step[:, step])
+        ]
+        found.append(torch.stack([torch.cat([part.flatten() for part in each]) for each in pair]))
+    return torch.stack(found, dim=1)
+
+
+def inner_products(gradients: Tensor) -> Array:
+    """Inner products [2, 2, P, P, N, N] of the gradients [P, 2, N, W]: of kinds, prompts and steps."""
+    prompts, kinds, steps, _ = gradients.shape
+    flat = gradients.flatten(0, 2)
+    table = (flat @ flat.T).reshape(prompts, kinds, steps, prompts, kinds, steps)
+    return np.asarray(table.permute(1, 4, 0, 3, 2, 5).double().numpy())
+
+
+def advantages(values: Array) -> Array:
+    """Advantages [..., G] of images from expected rewards [..., 2, G, N + 1]: the reward less the group's mean."""
+    rewards = values[..., 0, :, -1]
+    return np.asarray(rewards - rewards.mean(axis=-1, keepdims=True))
+
+
+def share(values: Array) -> Array:
+    """Share of the variance that the first noise [0] and each step [1 + k] decide, [1 + N], from [P, 2, G, N + 1].
+
+    Two independent estimates of the same value are multiplied, whose errors drop out of the mean. The reward less its
+    mean is a sum of uncorrelated parts, so that the shares of an infinite sample sum to 1.
+    """
+    first = values[..., 0]  # [P, 2, G]
+    start = (first - first.mean(axis=2, keepdims=True)).prod(axis=1).mean() * _unbiased(values)
+    steps = np.diff(values, axis=3).prod(axis=1).mean(axis=(0, 1))  # [N]
+    parts = np.concatenate([[start], steps])
+    return np.asarray(parts / ((advantages(values) ** 2).mean() * _unbiased(values)))
+
+
+def _unbiased(values: Array) -> float:
+    """G / (G - 1): a group's mean is subtracted."""
+    group: int = values.shape[2]
+    return group / (group - 1)
+
+
+def weights_of(grid: Grid, values: Array) -> dict[str, Array]:
+    """Weights [N] of the steps, mean 1, of the objectives while no ratio is clipped."""
+    times, steps = grid.times, len(grid.strengths)
+    stds = grid.sampler.std(times[:-2], times[1:-1], grid.strengths)
+    by_size = np.repeat(SIZES, SIZES)
+    found = {EQUAL: np.ones(steps)}
+    if len(by_size) == steps:
+        found["chunks 2, 3, 4, 7"] = 1 / by_size
+        found["chunks 7, 4, 3, 2"] = 1 / by_size[::-1]
+    found["noise (TempFlow)"] = noise_weights(stds).numpy()
+    found["1 / width (Guard)"] = interval_weights(times[:-2] - times[1:-1]).numpy()
+    found["variance of the step"] = share(values)[1:].clip(min=0)
+    return {name: each / each.mean() for name, each in found.items()}
+
+
+def coefficient_cosine(values: Array, weights: Array) -> float:
+    """Squared cosine of w_k A_i with the steps' own advantages A_ik, over images and steps; values [P, 2, G, N + 1]."""
+    by_image = advantages(values)  # [P, G]
+    steps = np.diff(values, axis=3)  # [P, 2, G, N]
+    product = (by_image[..., None] * steps.mean(axis=1)).mean(axis=(0, 1)) @ weights
+    lengths = (by_image**2).mean() * (weights @ weights) * steps.prod(axis=1).mean(axis=(0, 1)).sum()
+    return float(product**2 / lengths)
+
+
+def gradient_cosine(gram: Array, weights: Array | None, batch: int) -> float:
+    """Squared cosine of a batch's gradient with the mean gradient of the measured advantages.
+
+    The means over prompts are of pairs of different prompts, so that the noise of a prompt is not taken for agreement.
+
+    Args:
+        gram: Inner products [2, 2, P, P, N, N] of `inner_products`.
+        weights: Weights [N] of the image's advantages; None: the measured advantages themselves.
+        batch: Prompts of a batch.
+    """
+    kind, w = (1, np.ones(gram.shape[-1])) if weights is None else (0, weights)
+    own = np.einsum("pqkl,k,l->pq", gram[kind, kind], w, w)
+    across = np.einsum("pqkl,k->pq", gram[kind, 1], w)
+    truth = gram[1, 1].sum(axis=(2, 3))
+    mean_length = _between(own)
+    length = mean_length + (np.trace(own) / len(own) - mean_length) / batch
+    return float(_between(across) ** 2 / (length * _between(truth)))
+
+
+def _between(table: Array) -> float:
+    """Mean of the entries [P, P] of different prompts."""
+    prompts = len(table)
+    return float((table.sum() - np.trace(table)) / (prompts * (prompts - 1)))
+
+
+def by_prompt(figure: Callable[[Rows], float], prompts: int) -> tuple[float, float, float]:
+    """A figure of the prompts' numbers, with its 95 % interval by the jackknife over prompts."""
+    all_of_them = np.arange(prompts)
+    whole = figure(all_of_them)
+    without = np.array([figure(np.delete(all_of_them, left)) for left in range(prompts)])
+    error = np.sqrt((prompts - 1) / prompts * ((without - without.mean()) ** 2).sum())
+    wide = float(stats.t.ppf(0.975, prompts - 1) * error)
+    return whole, whole - wide, whole + wide
+
+
+def shown(found: tuple[float, float, float]) -> str:
+    """Figure and interval as text."""
+    return "{:.3f} ({:.3f} to {:.3f})".format(*found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

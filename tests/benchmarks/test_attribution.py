@@ -1,0 +1,138 @@
+"""What each step earned: a model whose expected rewards are known in closed form, and figures by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.studies import attribution
+from chunk_grpo.core.log_prob import gaussian_log_prob
+from chunk_grpo.core.sde import SDE, diffusion_coefs, sde_transition
+
+TIMES = torch.tensor([1.0, 0.8, 0.5, 0.2, 0.0], dtype=torch.float64)
+GRID = attribution.Grid(TIMES, diffusion_coefs(TIMES, "flow", 0.7), SDE)
+STEPS = 3
+
+
+def still(x, t):
+    """A velocity of zero: each step multiplies the state and adds noise."""
+    return torch.zeros_like(x)
+
+
+def first(latents):
+    """Reward: the first number of the final latents."""
+    return latents[:, 0, 0].double().numpy()
+
+
+def factors():
+    """What each noisy step multiplies the state by."""
+    one = torch.ones(1, 1, 1, dtype=torch.float64)
+    steps = zip(TIMES[:-2], TIMES[1:-1], GRID.strengths, strict=True)
+    return [float(sde_transition(one, 0 * one, *step).mean) for step in steps]
+
+
+def values_of(images, continuations, seed=0):
+    noise = torch.Generator().manual_seed(seed)
+    start = torch.randn(images, 1, 1, generator=noise, dtype=torch.float64)
+    states = GRID.continued(still, start, 0, noise)
+    return states, attribution.expected(still, first, states, GRID, continuations, noise)
+
+
+def test_expected_rewards_are_those_of_a_linear_model():
+    states, values = values_of(images=5, continuations=20_000)
+    assert values.shape == (2, 5, STEPS + 1)
+    left = [float(np.prod(factors()[step:])) for step in range(STEPS + 1)]
+    exact = states[:, : STEPS + 1, 0, 0].numpy() * left
+    np.testing.assert_allclose(values[0], exact, atol=0.03)
+    np.testing.assert_array_equal(values[0, :, -1], first(states[:, -1]))
+
+
+def test_the_halves_of_the_continuations_are_different_draws():
+    _, values = values_of(images=3, continuations=2)
+    assert (values[0, :, :-1] != values[1, :, :-1]).all()
+
+
+def test_shares_are_the_variances_that_the_steps_add():
+    _, values = values_of(images=40_000, continuations=2)
+    left = [float(np.prod(factors()[step:])) for step in range(STEPS + 1)]
+    stds = SDE.std(TIMES[:-2], TIMES[1:-1], GRID.strengths).numpy()
+    parts = np.array([left[0] ** 2, *(stds * left[1:]) ** 2])
+    found = attribution.share(values[None])
+    np.testing.assert_allclose(found, parts / parts.sum(), atol=0.03)
+    assert found.sum() == pytest.approx(1, abs=0.03)
+
+
+def rewards_of(parts, noise=0.0, seed=1):
+    """Expected rewards [P, 2, G, 3] of two steps whose advantages have these deviations, estimated with noise."""
+    draw = np.random.default_rng(seed)
+    steps = draw.normal(size=(4000, 1, 8, 2)) * parts
+    exact = np.concatenate([np.zeros((4000, 1, 8, 1)), steps.cumsum(axis=3)], axis=3)
+    halves = np.repeat(exact, 2, axis=1)
+    halves[..., :-1] += noise * draw.normal(size=halves[..., :-1].shape)
+    return halves
+
+
+def test_the_best_weights_are_the_shares_of_the_variance():
+    values = rewards_of([2.0, 1.0], noise=0.7)
+    found = {
+        weights: attribution.coefficient_cosine(values, np.array(weights))
+        for weights in ((1, 1), (4, 1), (1, 4), (8, 2))
+    }
+    # cos^2 = (w . s)^2 / ((sum of s) (w . w) (sum of s)) with s = (4, 1), and 7/8 for the group's mean.
+    by_hand = {
+        (1, 1): 25 / 50,
+        (4, 1): 17**2 / (25 * 17),
+        (1, 4): 8**2 / (25 * 17),
+        (8, 2): 17**2 / (25 * 17),
+    }
+    assert found == pytest.approx({weights: 7 / 8 * value for weights, value in by_hand.items()}, abs=0.01)
+
+
+def test_a_batch_points_to_the_truth_as_its_size_says():
+    draw = torch.Generator().manual_seed(0)
+    truth = torch.zeros(2, 400)
+    truth[0, 0], truth[1, 1] = 3.0, 1.0
+    by_step = truth.expand(600, 2, 400)
+    by_image = by_step + 0.5 * torch.randn(600, 2, 400, generator=draw)
+    gram = attribution.inner_products(torch.stack([by_image, by_step], dim=1).double())
+    for batch in (1, 10):
+        for weights in ((1.0, 1.0), (1.0, 0.0)):
+            w = torch.tensor(weights)
+            length = float(w.square() @ truth.square().sum(1)) + 400 * 0.25 * float(w.square().sum()) / batch
+            exact = float(w @ truth.square().sum(1)) ** 2 / (length * 10)
+            found = attribution.gradient_cosine(gram, np.array(weights), batch)
+            assert found == pytest.approx(exact, rel=0.03)
+    assert attribution.gradient_cosine(gram, None, 1) == pytest.approx(1)
+
+
+def test_gradients_are_of_weighted_log_probabilities():
+    weight = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+
+    def velocity(x, t):
+        return weight * x
+
+    noise = torch.Generator().manual_seed(0)
+    start = torch.randn(4, 1, 2, generator=noise, dtype=torch.float64)
+    states = GRID.continued(velocity, start, 0, noise)
+    values = np.random.default_rng(0).normal(size=(2, 4, STEPS + 1))
+    values[1, :, -1] = values[0, :, -1]
+    found = attribution.step_gradients(velocity, [weight], states, GRID, values)
+    rewards = values[0, :, -1]
+    for step in range(STEPS):
+        mean, std = sde_transition(
+            states[:, step],
+            velocity(states[:, step], None),
+            *(float(each) for each in (TIMES[step], TIMES[step + 1], GRID.strengths[step])),
+        ).__dict__.values()
+        log_probs = gaussian_log_prob(states[:, step + 1], mean, std)
+        earned = values[:, :, step + 1].mean(0) - values[:, :, step].mean(0)
+        for kind, a in enumerate((rewards - rewards.mean(), earned)):
+            (exact,) = torch.autograd.grad(torch.from_numpy(a) @ log_probs, weight, retain_graph=True)
+            assert float(found[kind, step]) == pytest.approx(float(exact))
+
+
+def test_the_jackknife_of_a_mean_is_its_standard_error():
+    numbers = np.array([1.0, 2.0, 4.0, 7.0, 11.0])
+    mean, low, high = attribution.by_prompt(lambda kept: float(numbers[kept].mean()), 5)
+    assert mean == 5
+    error = numbers.std(ddof=1) / np.sqrt(5)
+    assert (high - low) / 2 == pytest.approx(2.776445 * error, rel=1e-6)
