@@ -15,7 +15,7 @@ from chunk_grpo.reporting.comparisons import number
 from chunk_grpo.reporting.content import REWARD_METRICS
 from chunk_grpo.reporting.evidence import Source
 from chunk_grpo.reporting.markdown import Section, data_uri, escaped, few_colours, slug
-from chunk_grpo.reporting.page import curve_figure, plot_picture
+from chunk_grpo.reporting.panels import curve_figure, plot_picture
 from chunk_grpo.reporting.series import optional_curves
 from chunk_grpo.reporting.tables import Table, text_row, to_markdown
 from chunk_grpo.training.journal import FILE, Record, read_journal

@@ -273,12 +273,9 @@ def coefficient_cosine(values: Array, weights: Array) -> float:
 def gradient_cosine(gram: Array, weights: Array | None, batch: int) -> float:
     """Squared cosine of a batch's gradient with the mean gradient of the measured advantages.
 
-    The means over prompts are of pairs of different prompts, so that the noise of a prompt is not taken for agreement.
-
-    Args:
-        gram: Inner products [2, 2, P, P, N, N] of `inner_products`.
-        weights: Weights [N] of the image's advantages; None: the measured advantages themselves.
-        batch: Prompts of a batch.
+    `gram` has the inner products [2, 2, P, P, N, N] of `inner_products`, `weights` [N] multiply the image's advantages
+    (None: the measured advantages themselves), and `batch` is the number of its prompts. The means are over pairs of
+    different prompts, so that the noise of a prompt is not taken for agreement.
     """
     kind, w = (1, np.ones(gram.shape[-1])) if weights is None else (0, weights)
     own = np.einsum("pqkl,k,l->pq", gram[kind, kind], w, w)

@@ -2,10 +2,12 @@
 
     python -m benchmarks.studies.study add CHECKOUT      # a checkout with a finished run of a preset study-*
     python -m benchmarks.studies.study table [BLOCK ...]
+    python -m benchmarks.studies.study plot BLOCK FILE.png
 
 `add` adds the seeds of a run to docs/study/BLOCK.parquet, their curves to BLOCK-curves.parquet, and to BLOCK.json where
 they come from. Runs of other settings or of seeds that are there already are refused. `table` prints the hypotheses
-with their intervals and p-values in Markdown.
+with their intervals and p-values in Markdown. `plot` draws the scores outside the reward over the reward, a line for
+each variant, on the held-out images of training.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from scipy import stats
 
 from benchmarks.studies.method_times import PARTS
 from benchmarks.tables import parser_of, print_table
@@ -33,19 +34,23 @@ from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.reporting.comparisons import interval_text, signed
+from chunk_grpo.reporting.evidence import Source
 from chunk_grpo.reporting.inputs import read_metrics
-from chunk_grpo.reporting.statistics import LEVEL, Interval, crossed_interval, holm
+from chunk_grpo.reporting.panels import plot_picture, tradeoff_figure
+from chunk_grpo.reporting.series import metric_curve
+from chunk_grpo.reporting.statistics import POWER, Interval, crossed_interval, holm
 
 PREFIX = "study-"
 """Start of the names of the study's presets; the rest is the name of the block."""
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "study"
 BASE = ("base", "base")
-POWER = 0.8
 
 CURVES = "-curves"
 DRAWN = ("reward_mean", "heldout")
 """Starts of the names of the metrics that are kept."""
+HELDOUT = "heldout/"
+"""Start of the names of the scorers' metrics on held-out images."""
 SECONDS = tuple(f"seconds_{part}" for part in PARTS)
 
 Policy = tuple[str, str]
@@ -84,11 +89,16 @@ def main(options: Sequence[str] | None = None) -> int:
     adding.add_argument("checkouts", nargs="+", type=Path, help="checkouts with finished runs")
     showing = commands.add_parser("table", help="print the analysis")
     showing.add_argument("blocks", nargs="*", help="names of blocks (default: all)")
+    drawing = commands.add_parser("plot", help="draw scores outside the reward over the reward")
+    drawing.add_argument("block", help="name of the block")
+    drawing.add_argument("picture", type=Path, help="PNG file to write")
     arguments = parser.parse_args(options)
     try:
         if arguments.command == "add":
             for checkout in arguments.checkouts:
                 add(checkout, arguments.results)
+        elif arguments.command == "plot":
+            arguments.picture.write_bytes(tradeoff_picture(arguments.block, arguments.results))
         else:
             blocks = arguments.blocks or sorted(path.stem for path in arguments.results.glob("*.json"))
             for block in blocks:
@@ -238,10 +248,27 @@ def show(block: str, results: Path) -> None:
         f"{block}: {len(found.seeds)} seeds, {len(found.captions)} prompts, primary outcome {found.reward}"
     )
     print_table(title, ("policy", *found.scorers), list(_means(found)))
-    columns = ("hypothesis", "difference", "95 % interval", "p, by Holm", "smallest seen with power 0.8")
+    columns = ("hypothesis", "difference", "95 % interval", "p, by Holm", f"smallest seen with power {POWER}")
     print_table(f"{block}: hypotheses on {found.reward}", columns, list(hypothesis_rows(found)))
     others = ("hypothesis", *found.scorers[1:])
     print_table(f"{block}: the same on other scores", others, list(_on_others(found)))
+
+
+def tradeoff_picture(block: str, results: Path) -> bytes:
+    """A PNG of the scores outside the reward over the reward on the held-out images, a line for each variant."""
+    table = pq.read_table(results / f"{block}{CURVES}.parquet")
+    variants = list(dict.fromkeys(table["variant"].to_pylist()))
+    reward = json.loads((results / f"{block}.json").read_text(encoding="utf-8"))["reward"]
+    sources = {v: Source(block, table.filter(pc.field("variant") == v)) for v in variants}
+    metrics = {row for row in table["metric"].unique().to_pylist() if row.startswith(HELDOUT)}
+    found = {
+        metric.removeprefix(HELDOUT): {
+            variant: (metric_curve(source, "heldout_reward"), metric_curve(source, metric))
+            for variant, source in sources.items()
+        }
+        for metric in sorted(metrics - {HELDOUT + reward})
+    }
+    return plot_picture(tradeoff_figure(found, variants), variants)
 
 
 def hypothesis_rows(block: Block) -> list[list[str]]:
@@ -257,7 +284,7 @@ def hypothesis_rows(block: Block) -> list[list[str]]:
             signed(interval.mean),
             interval_text(interval),
             _p_text(p),
-            f"{detectable(interval):.3f}",
+            f"{interval.detectable:.3f}",
         ]
         for h, interval, p in zip(HYPOTHESES, found, corrected, strict=True)
     ]
@@ -267,12 +294,6 @@ def _p_text(p_value: float) -> str:
     if math.isnan(p_value):
         return "not tested"
     return f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
-
-
-def detectable(interval: Interval, level: float = LEVEL) -> float:
-    """True difference whose interval leaves out zero with a probability of `POWER`, at this standard error."""
-    t = stats.t(interval.degrees_of_freedom)
-    return float(t.ppf(0.5 + level / 2) + t.ppf(POWER)) * interval.standard_error
 
 
 def _means(block: Block) -> list[list[str]]:

@@ -17,7 +17,7 @@ from chunk_grpo.reporting.benchmarks import (
     scorers_table,
     split_tables,
 )
-from chunk_grpo.reporting.comparisons import Comparison, Comparisons
+from chunk_grpo.reporting.comparisons import Comparison, Comparisons, number
 from chunk_grpo.reporting.evidence import (
     BASE,
     REWARD,
@@ -34,7 +34,7 @@ from chunk_grpo.reporting.gallery import Grid
 from chunk_grpo.reporting.official_benchmarks import benchmarks_not_run
 from chunk_grpo.reporting.sentences import headline, order_sentences, verdicts_text
 from chunk_grpo.reporting.series import Curve
-from chunk_grpo.reporting.statistics import METHOD
+from chunk_grpo.reporting.statistics import METHOD, POWER
 from chunk_grpo.reporting.tables import Table
 from chunk_grpo.reporting.trained import chunk_uses, plan_moments, trained_in_numbers
 
@@ -56,7 +56,8 @@ def reward_curves_text(settings: ReportSettings) -> str:
         f"Held-out: the first {training.heldout_prompts} held-out prompts, {images}, without noise in the steps (ODE). "
         "The iteration’s prompts: training prompts, with the noise of training in the steps (SDE). Both take the "
         f"{training.num_steps} steps of training. The answer and the scores are of all held-out prompts in "
-        f"{settings.num_steps} steps (ODE), so their level is another: compare the ends of one curve with each other."
+        f"{settings.num_steps} steps (ODE), so their level is another: compare the ends of one curve with each other. "
+        "Lines: means over training seeds; bands: lowest to highest seed."
     )
 
 
@@ -128,7 +129,7 @@ class Content:
         ]
         named = {settings.label(m): pairs for m, pairs in self.pairs.items()}
         self.remarks = [*_remarks(self.comparisons, settings), *order_sentences(named)]
-        self.method = METHOD
+        self.method = f"{METHOD} {_reach(tuned, settings.label(REWARD))}".rstrip()
         self.preference = tables.policy_table(main, settings.drawn, shown, settings.label)
         is_visible = any(grid.changed for grid in self.grids)
         self.answer, self.sentence = headline(tuned, settings.label(REWARD), is_visible=is_visible)
@@ -174,6 +175,13 @@ class Content:
         self.trained = [
             trained_in_numbers(v, source, training, evidence.runs) for v, source in metrics.items()
         ]
+        self.tradeoffs = reward_hacking.tradeoffs(self.rewards["heldout_reward"], self.watched, training)
+        works: dict[str, dict[str, float | None]] = {
+            "images drawn": {line.variant: float(line.images) for line in self.trained},
+            "seconds of training": {line.variant: line.seconds for line in self.trained},
+        }
+        by_work = {name: series.by_work(self.rewards["heldout_reward"], work) for name, work in works.items()}
+        self.by_work: Curves = {name: curves for name, curves in by_work.items() if curves}
         self.trained_table = training_tables.trained_table(self.trained)
         self.uses = {v: chunk_uses(source) for v, source in metrics.items()}
         self.draws = training_tables.draws_table(self.uses)
@@ -224,12 +232,24 @@ def _grids(
     prompts = prompts_of(evidence.prompts, EVAL)
     chosen = gallery.choose_prompts(prompts, settings.grid_prompts, settings.seed)
     grids = []
-    for number, variants in enumerate(gallery.grid_variants(settings.compared), start=1):
+    for place, variants in enumerate(gallery.grid_variants(settings.compared), start=1):
         columns = (Drawn(BASE, BASE), *settings.drawn_of(variants))
         images = {p: gallery.first_images(p, evidence.images[p], chosen) for p in (BASE, *variants)}
         rows = gallery.grid_rows(chosen, columns, images, texts, book, scorers)
-        grids.append(gallery.grid_of("grid" if number == 1 else f"grid-{number}", variants, columns, rows))
+        grids.append(gallery.grid_of("grid" if place == 1 else f"grid-{place}", variants, columns, rows))
     return grids
+
+
+def _reach(tuned: Sequence[Comparison], label: str) -> str:
+    """The differences that this design shows; empty if the standard errors are not known, or nothing varies."""
+    found = [c.difference.detectable for c in tuned if c.difference.standard_error > 0]
+    if not found:
+        return ""
+    ends = " to ".join(dict.fromkeys(number(end) for end in (min(found), max(found))))
+    return (
+        f"With these prompts and training seeds a true difference from the base of {ends} ({label}) is shown with a "
+        f"probability of {POWER}, a smaller one less often."
+    )
 
 
 def _remarks(found: Sequence[Comparison], settings: ReportSettings) -> list[str]:

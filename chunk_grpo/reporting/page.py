@@ -13,53 +13,28 @@ from types import MappingProxyType
 import jinja2
 
 from chunk_grpo.progress import duration
-from chunk_grpo.reporting import figures, palette, paper, plots, tables
+from chunk_grpo.reporting import figures, palette, paper, tables
 from chunk_grpo.reporting.benchmarks import EVAL
-from chunk_grpo.reporting.comparisons import FROM_BASE, NO_BREAK, SEEN, prompts_text
-from chunk_grpo.reporting.content import REWARD_METRICS, SECTIONS, Content, Curves, reward_curves_text
+from chunk_grpo.reporting.comparisons import NO_BREAK, SEEN, prompts_text
+from chunk_grpo.reporting.content import SECTIONS, Content, Curves, reward_curves_text
 from chunk_grpo.reporting.evidence import BASE, REWARD, Drawn, Evidence, ReportSettings
-from chunk_grpo.reporting.figures import Draw
 from chunk_grpo.reporting.flips import Flips
 from chunk_grpo.reporting.gallery import VISIBLE, grid_png
 from chunk_grpo.reporting.markdown import escaped
-from chunk_grpo.reporting.reward_hacking import watched
+from chunk_grpo.reporting.panels import NARROW, WIDE, Figure, panel_figures, plot_picture, profile_draw
 from chunk_grpo.reporting.sentences import with_first
 from chunk_grpo.reporting.series import csv_text, curve_rows
 from chunk_grpo.reporting.statistics import Interval
 from chunk_grpo.reporting.trained import ChunkUse, Trained
 from chunk_grpo.reporting.variant_summary import mix_text
 
-WIDE, NARROW = (10.4, 3.2), (5.0, 3.5)
-HALF, THIRD = (4.8, 2.9), (3.7, 2.6)
 WIDER = {(2, 1): 2.11, (3, 2): 1.58, (3, 1): 3.33}
 """Width of a panel relative to others, by the panels of full rows and of its row: with the gaps and frames of the page,
 1051, 499 and 315 CSS pixels for 1, 2 and 3 panels of a row."""
-CROWDED_STRETCH = 1.4
-"""Height of curves with many variants, relative to others."""
-
-LOW = 1.9
-"""Least height in inches of a difference panel."""
-MARGINS, ROW = 0.7, 0.17
-"""Height in inches of a difference panel: title and axis, and each row."""
-
 PROFILE_LABEL = (
     "Line chart of the relative L1 distance between consecutive steps, for the SDE and the ODE sampler, over "
     "the shaded chunks of the plan in use."
 )
-
-
-@dataclass(frozen=True)
-class Figure:
-    """Panels of one size: inline SVGs in the page, one PNG for the Markdown."""
-
-    panels: Sequence[tuple[Draw, str]]
-    """Drawing and alternative text of each panel."""
-    size: tuple[float, float]
-    """Width and height of a panel in inches."""
-    columns: int
-    """Panels of a full row."""
-    legend: bool = True
-    """Whether the PNG has a legend of the variants."""
 
 
 @dataclass(frozen=True)
@@ -177,26 +152,6 @@ def plot_pictures(content: Content) -> dict[str, bytes]:
     return found
 
 
-def plot_picture(figure: Figure, variants: Sequence[str]) -> bytes:
-    """The panels of a figure as one PNG."""
-    legend = partial(plots.draw_legend, variants=variants) if figure.legend else None
-    draws = [draw for draw, _ in figure.panels]
-    return figures.png(draws, figure.size, legend, plots.legend_height(variants), figure.columns)
-
-
-def profile_draw(content: Content) -> Draw:
-    """The relative L1 profile over the chunks of the plan in use."""
-    return partial(
-        plots.draw_profile, sde=content.sde, ode=content.ode, shown=content.shown, guided=content.guided
-    )
-
-
-def panel_figures(content: Content) -> dict[str, Figure]:
-    """Figures of several panels, of the sections that the content has."""
-    differences = {"differences": difference_figure(content)} if "answer" in content.sections else {}
-    return differences | (curve_figures(content) if "training" in content.sections else {})
-
-
 def grid_pictures(content: Content) -> dict[str, bytes]:
     """PNG files for the Markdown, of the sections that the content has.
 
@@ -212,60 +167,6 @@ def grid_pictures(content: Content) -> dict[str, bytes]:
         for name, shown in (("won", content.flips.won_rows), ("lost", content.flips.lost_rows)):
             found |= {f"{name}.png": grid_png([flip.row for flip in shown], columns)} if shown else {}
     return found
-
-
-def difference_figure(content: Content) -> Figure:
-    """Differences from the base: the training reward first, then each scorer; panels grow with their rows."""
-    variants = content.settings.compared  # also of an unfinished run, so that colours stay
-    panels: list[tuple[Draw, str]] = []
-    for measure in content.settings.measures:
-        rows = [c for c in content.comparisons if c.measure == measure]
-        name = content.settings.label(measure)
-        draw = partial(plots.draw_differences, rows=rows, variants=variants, title=f"{name}, {FROM_BASE}")
-        label = f"Differences from the base model on {name}, with 95 % intervals; the table below has the numbers."
-        panels.append((draw, label))
-    height = max(LOW, MARGINS + ROW * len(content.scored.drawn))
-    return Figure(panels, (HALF[0], height), columns=2, legend=False)
-
-
-def curve_figures(content: Content) -> dict[str, Figure]:
-    """Figures of curves by iteration."""
-    settings = content.settings
-    training = {
-        "max_ratio_distance": "largest |ratio − 1|",
-        "clip_fraction": "share of clipped terms",
-        "grad_norm": "gradient norm before clipping",
-    }
-    limits = {"max_ratio_distance": settings.training.clip_range}
-    found = {}
-    for name, curves, titles, (width, height) in (
-        ("curves", content.rewards, REWARD_METRICS, HALF),
-        ("training", content.training, training, THIRD),
-        ("watched", content.watched, watched(settings.training), THIRD),
-    ):
-        if curves:
-            where = ", held-out images" if name == "watched" else ""
-            found[name] = curve_figure(curves, titles, settings.variants, (width, height), limits, where)
-    return found
-
-
-def curve_figure(
-    curves: Curves,
-    titles: Mapping[str, str],
-    variants: Sequence[str],
-    size: tuple[float, float] = HALF,
-    limits: Mapping[str, float | None] = MappingProxyType({}),
-    where: str = "",
-) -> Figure:
-    """A panel for each metric, with a line for each variant; taller with many variants."""
-    width, height = size
-    stretch = CROWDED_STRETCH if palette.is_crowded(variants) else 1.0
-    panels: list[tuple[Draw, str]] = []
-    for metric, by_variant in curves.items():
-        title, limit = titles[metric], limits.get(metric)
-        draw = partial(plots.draw_curves, curves=by_variant, variants=variants, title=title, limit=limit)
-        panels.append((draw, f"Line chart by iteration{where}: {title}; one line per variant."))
-    return Figure(panels, (width, height * stretch), 2 if size == HALF else 3)
 
 
 def metrics(content: Content) -> dict[str, object]:

@@ -76,11 +76,17 @@ def _draw_ticks(axes: Axes, guided: Sequence[Chunk], bottom: float) -> None:
 
 
 def draw_curves(
-    axes: Axes, curves: Mapping[str, Curve], variants: Sequence[str], title: str, limit: float | None = None
+    axes: Axes,
+    curves: Mapping[str, Curve],
+    variants: Sequence[str],
+    title: str,
+    limit: float | None = None,
+    along: str = "iteration",
 ) -> None:
     """Draw a metric by iteration: one line per variant, with a band over the training seeds unless there are many.
 
-    `variants` are all in order, for the colours; `limit` is the value of a horizontal reference line.
+    `variants` are all in order, for the colours; `limit` is the value of a horizontal reference line; `along` is the
+    label of the x-axis.
     """
     for variant, curve in curves.items():
         colour, style = variant_colour(variants, variant), line_style(variants, variant)
@@ -95,9 +101,28 @@ def draw_curves(
         axes.axhline(limit, color=MUTED, linewidth=1, linestyle=(0, (3, 3)))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, steps=ROUND))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=ROUND))
-    axes.set_xlabel("iteration")
+    axes.set_xlabel(along)
     axes.set_title(title)
     axes.margins(x=0.02)
+
+
+def draw_tradeoff(
+    axes: Axes, ways: Mapping[str, tuple[Curve, Curve]], variants: Sequence[str], title: str
+) -> None:
+    """Draw an unseen score over the training reward: a line per variant from the base to a dot, its last policy.
+
+    `ways` has the curves of reward and score at the same iterations, `variants` all in order, for the colours.
+    """
+    for variant, (reward, score) in ways.items():
+        colour, style = variant_colour(variants, variant), line_style(variants, variant)
+        axes.plot(reward.mean, score.mean, color=colour, linestyle=style, linewidth=1.4)
+        axes.plot(reward.mean[-1:], score.mean[-1:], "o", color=colour, markersize=5)
+        axes.plot(reward.mean[:1], score.mean[:1], "o", color=BASE_COLOUR, markersize=5)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=ROUND))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=ROUND))
+    axes.set_xlabel("training reward on the same images")
+    axes.set_title(title)
+    axes.margins(0.06)
 
 
 def draw_differences(axes: Axes, rows: Sequence[Comparison], variants: Sequence[str], title: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,8 @@ SPREAD = (5.0, 95.0)
 class Curve:
     """A line with a band."""
 
-    x: NDArray[np.int64]
-    """[N] steps or iterations, ascending."""
+    x: NDArray[np.int64] | NDArray[np.float64]
+    """[N] steps, iterations, or work done, ascending."""
     mean: NDArray[np.float64]
     """[N] values of the line."""
     low: NDArray[np.float64]
@@ -114,6 +114,21 @@ def optional_curves(sources: Mapping[str, Source], metric: str) -> dict[str, Cur
         for variant, source in sources.items()
         if metric in source.table.column("metric").unique().to_pylist()
     }
+
+
+def by_work(curves: Mapping[str, Curve], per_iteration: Mapping[str, float | None]) -> dict[str, Curve]:
+    """Curves by iteration as curves by the work done, such as seconds.
+
+    Empty unless the work of an iteration is known of at least two variants and not the same for all: the curves by
+    iteration then show as much.
+    """
+    found = {
+        variant: replace(curve, x=np.asarray(curve.x, np.float64) * work)
+        for variant, curve in curves.items()
+        if (work := per_iteration[variant]) is not None
+    }
+    is_same = len({per_iteration[variant] for variant in found}) < 2
+    return {} if is_same else found
 
 
 def ratio_curve(source: Source) -> Curve:

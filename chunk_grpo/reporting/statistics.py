@@ -30,6 +30,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 LEVEL = 0.95
+POWER = 0.8
+"""Probability with which a difference as large as `Interval.detectable` is shown."""
 MIN_SEEDS = 6
 """Training seeds below which no two variants are claimed to differ: with fewer, the smallest p-values are too small."""
 Verdict = Literal["above", "below", "none", "unknown"]
@@ -75,6 +77,12 @@ class Interval:
         if self.standard_error == 0:
             return 1.0 if self.mean == 0 else 0.0
         return 2 * float(stats.t.sf(abs(self.mean) / self.standard_error, self.degrees_of_freedom))
+
+    @property
+    def detectable(self) -> float:
+        """True mean whose interval leaves out zero with a probability of `POWER`, at this standard error."""
+        t = stats.t(self.degrees_of_freedom)
+        return float(t.ppf(0.5 + LEVEL / 2) + t.ppf(POWER)) * self.standard_error
 
     @property
     def pair_p_value(self) -> float:

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from chunk_grpo.reporting.reward_hacking import Ending, conclusion, endings, watched_curves
+from chunk_grpo.reporting.reward_hacking import Ending, conclusion, endings, tradeoffs, watched_curves
 from chunk_grpo.reporting.series import Curve
 from chunk_grpo.reporting.training_tables import endings_table
 from tests.reporting.conftest import metrics_source, training_settings
@@ -83,3 +83,19 @@ def test_the_reward_is_hacked_if_it_rises_while_another_scorer_falls(
     assert text.startswith(answer)
     assert text.endswith("the images change: saturation by −56 to +56 %.")
     assert conclusion({"v": reward}, {}, SETTINGS) == ""
+
+
+def test_a_trade_off_pairs_reward_and_unseen_score_at_the_same_iterations() -> None:
+    def line(iterations: list[int], values: list[float]) -> Curve:
+        numbers = np.array(values)
+        return Curve(np.array(iterations), numbers, numbers - 1, numbers + 1)
+
+    rewards = {"v": line([0, 5, 10], [0.1, 0.2, 0.3]), "w": line([0, 10], [0.1, 0.4])}
+    scores = {"heldout/exact": {"v": line([0, 10], [0.9, 0.7])}, "heldout_images/saturation": {}}
+    settings = training_settings(unseen=("exact", "not measured"))
+    found = tradeoffs(rewards, scores, settings)
+    assert list(found) == ["exact"]
+    assert list(found["exact"]) == ["v"]
+    reward, score = found["exact"]["v"]
+    assert reward.x.tolist() == score.x.tolist() == [0, 10]
+    assert (reward.mean.tolist(), score.mean.tolist()) == ([0.1, 0.3], [0.9, 0.7])

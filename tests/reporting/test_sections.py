@@ -16,7 +16,7 @@ from chunk_grpo.errors import ConfigError
 from chunk_grpo.reporting.content import Content
 from chunk_grpo.reporting.inputs import read_evidence, settings_from
 from chunk_grpo.reporting.markdown import LARGEST, Section, embedded, escaped, reduced, report, slug
-from chunk_grpo.reporting.page import panel_figures
+from chunk_grpo.reporting.panels import panel_figures
 from chunk_grpo.reporting.sections import sections_after
 
 from .conftest import PROFILE, PROMPTS, SCORERS, SEEDS, VARIANTS, Run

@@ -3,7 +3,7 @@ import pytest
 from chunk_grpo.artifacts import table_from_rows
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.evidence import Source
-from chunk_grpo.reporting.series import csv_text, metric_curve, profile_curve, ratio_curve
+from chunk_grpo.reporting.series import by_work, csv_text, metric_curve, profile_curve, ratio_curve
 from tests.reporting.conftest import metrics_source
 
 
@@ -20,6 +20,19 @@ def test_band_of_a_metric_is_the_range_of_the_seeds() -> None:
 def test_ratio_curve_is_the_larger_distance_from_one() -> None:
     found = ratio_curve(metrics_source((0, 0, "ratio_min", 0.5), (0, 0, "ratio_max", 1.25)))
     assert found.mean.tolist() == found.low.tolist() == found.high.tolist() == [0.5]
+
+
+def test_curves_by_work_are_stretched_by_each_variants_own_work() -> None:
+    curve = metric_curve(metrics_source((0, 0, "r", 0.5), (0, 10, "r", 1.0)), "r")
+    found = by_work({"v": curve, "w": curve, "unknown": curve}, {"v": 3.0, "w": 1.5, "unknown": None})
+    assert {variant: each.x.tolist() for variant, each in found.items()} == {"v": [0, 30], "w": [0, 15]}
+    assert found["v"].mean.tolist() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("work", [{"v": 3.0, "w": 3.0}, {"v": 3.0, "w": None}, {"v": None, "w": None}])
+def test_curves_by_work_are_left_out_where_they_show_nothing_new(work: dict[str, float | None]) -> None:
+    curve = metric_curve(metrics_source((0, 0, "r", 0.5)), "r")
+    assert by_work({"v": curve, "w": curve}, work) == {}
 
 
 def test_missing_metric_is_named() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from chunk_grpo.reporting.statistics import crossed_interval, holm
+from chunk_grpo.reporting.statistics import Interval, crossed_interval, holm
 
 
 def test_one_training_seed_is_the_paired_t_interval() -> None:
@@ -139,3 +139,9 @@ def test_refuses(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         crossed_interval(values, strata, captions)
+
+
+def test_the_smallest_difference_by_a_table_of_t() -> None:
+    """With 4 degrees of freedom the quantiles of 0.975 and 0.8 are 2.776 and 0.941."""
+    interval = Interval(1.0, 0.9, 1.1, 0.01, 4.0, 2, 8, 8)
+    assert interval.detectable == pytest.approx(0.01 * (2.776 + 0.941), abs=1e-5)
