@@ -41,6 +41,8 @@ Score: TypeAlias = Callable[[Tensor], Array]
 """(final latents [B, L, D]) -> rewards [B]."""
 SIZES = (2, 3, 4, 7)
 EQUAL = "equal: single steps, equal chunks, one chunk"
+SKETCH = 2**15
+"""Places of a sketch of a gradient."""
 BATCHES = (8, 24)
 """Prompts of a batch whose gradient is compared: an iteration of `study-vivid`, and of `study-exact`."""
 
@@ -162,11 +164,10 @@ def measure(
             noise = generator("attribution", one.ids[0])
             start = sample_noise((images, *base.latent_shape), noise).to(base.device)
             states = grid.continued(velocity, start, 0, noise)
-            values = expected(velocity, score, states, grid, continuations, noise)
-            deviation = values[0, :, -1].std(ddof=1)
+            deviation = score(states[:, -1]).std(ddof=1)
             if deviation > 0:
-                kept.append(values / deviation)
-                gradients.append(step_gradients(velocity, weights, states, grid, kept[-1]))
+                kept.append(expected(velocity, score, states, grid, continuations, noise) / deviation)
+                gradients.append(sketched(step_gradients(velocity, weights, states, grid, kept[-1])))
             meter.advance()
     return np.stack(kept), inner_products(torch.stack(gradients))
 
@@ -211,6 +212,19 @@ def step_gradients(
         ]
         found.append(torch.stack([torch.cat([part.flatten() for part in each]) for each in pair]))
     return torch.stack(found, dim=1)
+
+
+def sketched(gradients: Tensor) -> Tensor:
+    """Count sketches [..., D] of gradients [..., W]: each weight is added to or subtracted from one of D places.
+
+    Inner products of sketches are those of the gradients but for a share of about 1 / sqrt(D) of the lengths' product,
+    and the gradients of all prompts would not fit into memory.
+    """
+    width = gradients.shape[-1]
+    draw = torch.Generator().manual_seed(0)
+    place = torch.randint(SKETCH, (width,), generator=draw)
+    sign = torch.randint(2, (width,), generator=draw).to(gradients) * 2 - 1
+    return gradients.new_zeros(*gradients.shape[:-1], SKETCH).index_add_(-1, place, gradients * sign)
 
 
 def inner_products(gradients: Tensor) -> Array:

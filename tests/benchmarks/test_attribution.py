@@ -104,6 +104,19 @@ def test_a_batch_points_to_the_truth_as_its_size_says():
     assert attribution.gradient_cosine(gram, None, 1) == pytest.approx(1)
 
 
+def test_sketches_keep_inner_products():
+    draw = torch.Generator().manual_seed(0)
+    gradients = torch.randn(2, 3, 200_000, generator=draw, dtype=torch.float64)
+    gradients[1] += gradients[0]
+    found = attribution.sketched(gradients)
+    assert found.shape == (2, 3, attribution.SKETCH)
+    exact = torch.einsum("akw,blw->abkl", gradients, gradients)
+    close = torch.einsum("akw,blw->abkl", found, found)
+    lengths = gradients.norm(dim=-1)
+    allowed = 5 / attribution.SKETCH**0.5 * torch.einsum("ak,bl->abkl", lengths, lengths)
+    assert bool(((close - exact).abs() < allowed).all())
+
+
 def test_gradients_are_of_weighted_log_probabilities():
     weight = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
 
