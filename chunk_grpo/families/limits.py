@@ -23,6 +23,11 @@ def check_limits(family: DiffusersFamily, pipeline: Any, options: LoadOptions) -
     """
     checkpoint, tokens = options.checkpoint, options.max_sequence_length
     network, vae = pipeline.transformer, pipeline.vae
+    if options.cfg_scale != 1 and pipeline.config.get("is_distilled"):
+        raise ConfigError(
+            f"sampling.cfg_scale and generate.cfg_scale: must be 1 for {checkpoint}, which is distilled and takes no "
+            f"guidance (is_distilled in its model_index.json), got {options.cfg_scale:g}"
+        )
     if vae is not None:
         patch = getattr(network.config, "patch_size", 1) if network is not None else 1
         side = max(family.latent_pixels_per_token, int(patch)) * pipeline.vae_scale_factor

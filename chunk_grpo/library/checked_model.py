@@ -26,7 +26,7 @@ def check_model(
         dict(record),
         None if start is None else dict(start),
         params.model.model_dump(mode="json"),
-        [params.generate.height, params.generate.width],
+        [params.generate.height, params.generate.width, params.sampling.cfg_scale, params.generate.cfg_scale],
         None if lora is None else list(lora.targets),
         None if params.train.start_from is None else params.train.start_from.model_dump(mode="json"),
         [version(name) for name in ("chunk-grpo", "diffusers", "transformers", "peft")],
@@ -52,7 +52,8 @@ def _check(params: Params) -> None:
     model, lora = params.model, params.train.lora
     sizes = [(part.height, part.width) for part in (model, params.generate)]
     if not may_be_hub_id(model.checkpoint):
-        options = options_of(model, 1.0, model)
+        guidance = max(params.sampling.cfg_scale, params.generate.cfg_scale)
+        options = options_of(model, guidance, model)
         policy = params.train.start_from
         start = local_policy(policy, "train.start_from") if policy and Path(policy.path).exists() else None
         check_checkpoint(model.family, options, sizes, None if lora is None else lora.targets, start)

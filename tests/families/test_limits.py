@@ -1,6 +1,7 @@
 """Sizes that a checkpoint does not take are refused by its configuration: the largest one runs, the next one cannot."""
 
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from chunk_grpo.errors import ConfigError, DataError
-from chunk_grpo.families.base import Conditioning
+from chunk_grpo.families.base import Conditioning, LoadOptions
 from chunk_grpo.families.diffusers_family import DiffusersFamily
 from chunk_grpo.families.registry import check_checkpoint
 from tests.families.parity import load, module_of
@@ -117,3 +118,35 @@ def test_reports_wrong_size_and_unknown_layer_before_reading_weights(tmp_path):
         ConfigError, match=r"train.lora.targets: must name linear layers of SD3Transformer2DModel"
     ):
         check_checkpoint("sd3", options, [], ("to_query",))
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "change", "folder"),
+    [
+        ("flux", "transformer/config.json", {"guidance_embeds": False}, "model"),
+        ("flux2_klein", "model_index.json", {"is_distilled": True}, "model"),
+        ("z_image", "model_index.json", {}, "Z-Image-Turbo"),
+        ("flux", "transformer/config.json", {"guidance_embeds": True}, None),
+        ("z_image", "model_index.json", {}, None),
+    ],
+)
+def test_a_model_of_few_steps_is_named(name, file, change, folder, tmp_path, caplog):
+    """A change is made in the files alone: the check reads nothing else. None: a model of many steps."""
+    place = tmp_path / (folder or "model")
+    network = change if file.startswith("transformer") else {}
+    saved(name, place, **network)
+    path = place / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    options = LoadOptions(str(place), height=32, width=32, max_sequence_length=8)
+    with caplog.at_level(logging.WARNING, "chunk_grpo.families.registry"):
+        check_checkpoint(name, options, [], None)
+    assert ("is distilled to few steps" in caplog.text) == (folder is not None)
+
+
+def test_a_distilled_model_takes_no_guidance(tmp_path):
+    folder = saved("flux2_klein", tmp_path)
+    path = folder / "model_index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"is_distilled": True}))
+    load("flux2_klein", folder, cfg_scale=1.0)
+    with pytest.raises(ConfigError, match=r"must be 1 for .*, which is distilled .*, got 4"):
+        load("flux2_klein", folder, cfg_scale=4.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -125,6 +126,20 @@ def check_files(checkpoint: str, pipeline_class: Any, components: Iterable[str])
         )
     for component in components:
         _check_component(folder / component, AGAIN)
+
+
+def is_distilled(folder: Path) -> bool:
+    """Whether the model of a checked folder draws in few steps because it was distilled.
+
+    By the mark of FLUX.2-klein, by the missing guidance input of FLUX.1-schnell's network, or by the folder's name
+    where no file says it, as with Z-Image-Turbo.
+    """
+    network = _read_object(folder / "transformer" / "config.json", AGAIN)
+    return (
+        bool(_read_object(folder / "model_index.json", AGAIN).get("is_distilled"))
+        or (network.get("_class_name"), network.get("guidance_embeds")) == ("FluxTransformer2DModel", False)
+        or re.search("schnell|turbo|distill", folder.name, re.IGNORECASE) is not None
+    )
 
 
 def load_like(network: Any, folder: Path, dtype: torch.dtype, device: torch.device | str) -> Any:
