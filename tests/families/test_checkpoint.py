@@ -1,7 +1,10 @@
 """A checkpoint is judged before it is loaded: whatever file is missing or cut off, the answer is a message."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,3 +108,31 @@ def test_parts_that_are_not_used_are_not_asked_for(copy):
     shutil.rmtree(copy / "text_encoder_2")
     options = LoadOptions(str(copy), height=32, width=32)
     assert FluxFamily.load(options, ("transformer",)).latent_shape[0] == 16
+
+
+def test_a_hub_id_without_a_network_is_read_from_the_hubs_cache(tmp_path):
+    """In a process of its own: the hub's client reads its variables when it is imported."""
+    commit = "a" * 40
+    cached = tmp_path / "models--somebody--tiny"
+    shutil.copytree(TINY, cached / "snapshots" / commit)
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text(commit)
+    code = (
+        "from chunk_grpo.families.base import LoadOptions\n"
+        "from chunk_grpo.families.registry import load_family\n"
+        "import sys\n"
+        "options = LoadOptions('somebody/tiny', sys.argv[1], height=32, width=32, max_sequence_length=8)\n"
+        "family = load_family('flux', options, ('text', 'transformer', 'vae'))\n"
+        "print(family.latent_shape)\n"
+    )
+    hub = {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+
+    def loaded(revision):
+        return subprocess.run(
+            [sys.executable, "-c", code, revision], env={**os.environ, **hub}, capture_output=True, text=True
+        )
+
+    assert loaded(commit).stdout == "(16, 32)\n"
+    other = loaded("b" * 40).stderr
+    assert f"cannot download somebody/tiny (revision {'b' * 40})" in other
+    assert "HF_HUB_OFFLINE is set, so only what is in its cache is read" in other

@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 import diffusers
 import torch
 import transformers
+from huggingface_hub.constants import HF_HUB_OFFLINE
 from torch import nn
 
 from chunk_grpo.errors import ConfigError, DataError, one_line
@@ -31,6 +32,11 @@ TRAIN_AGAIN = (
 )
 
 OF_THE_HUB = "A hub id needs the network, and often an accepted licence and `hf auth login`."
+
+OFFLINE = (
+    "HF_HUB_OFFLINE is set, so only what is in its cache is read (HF_HUB_CACHE, or hub/ below HF_HOME): fetch it there "
+    "with `hf download`, or unset the variable."
+)
 
 _QUANTISED = "quantised weights are not read; give the checkpoint as it was before, in bfloat16"
 
@@ -214,7 +220,7 @@ def _downloaded(pipeline_class: Any, options: LoadOptions, left_out: Mapping[str
     except Exception as error:  # of the hub's client, of the network below it, or of diffusers
         raise DataError(
             f"model.checkpoint: cannot download {options.checkpoint} (revision {options.revision}): {one_line(error)}. "
-            f"{OF_THE_HUB}"
+            f"{OFFLINE if HF_HUB_OFFLINE else OF_THE_HUB}"
         ) from error
 
 
