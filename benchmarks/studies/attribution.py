@@ -9,12 +9,15 @@ and the advantage of the image. Two tables compare such weights with the measure
 
 - the squared cosine of w_k A_i with A_ik, over all images and steps;
 - the squared cosine of the gradient of a batch with the mean gradient of the measured advantages.
+
+Both also compare gains, which need no continuations: the reward of the image that the network predicts after a step, or
+a chunk, minus that before it, less the group's mean. A step of a chunk gets an equal part of the chunk's gain.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -41,6 +44,7 @@ Score: TypeAlias = Callable[[Tensor], Array]
 """(final latents [B, L, D]) -> rewards [B]."""
 SIZES = (2, 3, 4, 7)
 EQUAL = "equal: single steps, equal chunks, one chunk"
+IMAGE, OWN = "the image's advantage", "measured advantages"
 SKETCH = 2**15
 """Places of a sketch of a gradient."""
 BATCHES = (8, 24)
@@ -75,76 +79,88 @@ def main(options: Sequence[str] | None = None) -> int:
         sampling = run.params.sampling
         times = run.model.times(sampling.num_steps, sampling.shift)
         grid = Grid(times, *step_noise(sampling.sde, times, sampling.eta))
-        values, gram = measure(run, grid, arguments.prompts, arguments.images, arguments.continuations)
-    write_found(arguments.json, **report(grid, values, gram))
+        found = measure(run, grid, arguments.prompts, arguments.images, arguments.continuations)
+    write_found(arguments.json, **report(grid, found))
     return 0
 
 
-def report(grid: Grid, values: Array, gram: Array) -> dict[str, object]:
+@dataclass(frozen=True)
+class Measured:
+    """Numbers of P prompts, G images each, N noisy steps, in units of the standard deviation of a prompt's rewards."""
+
+    values: Array
+    """Expected rewards [P, 2, G, N + 1] of `expected`."""
+    credits: Mapping[str, Array]
+    """What an objective multiplies a step's gradient by, before its weight [P, G, N]: `IMAGE`, `OWN`, and gains."""
+    gram: Array
+    """Inner products [C, C, P, P, N, N] of the gradients of the C credits."""
+
+
+def report(grid: Grid, found: Measured) -> dict[str, object]:
     """Print the two tables, and return their numbers."""
-    prompts, weights = len(values), weights_of(grid, values)
+    values, prompts = found.values, len(found.values)
+    weights = weights_of(grid, values)
     shares = [by_prompt(partial(_share_of, values, part), prompts) for part in range(values.shape[-1])]
     decided = ["first noise", *(f"step {step}" for step in range(len(shares) - 1))]
     rows = []
-    for part, (name, found) in enumerate(zip(decided, shares, strict=True)):
+    for part, (name, shown_share) in enumerate(zip(decided, shares, strict=True)):
         of_step = [f"{each[part - 1]:.2f}" if part else "" for each in weights.values()]
-        rows.append([name, f"{grid.times[max(part - 1, 0)]:.3f}", shown(found), *of_step])
+        rows.append([name, f"{grid.times[max(part - 1, 0)]:.3f}", shown(shown_share), *of_step])
     title = (
         f"Share of the reward's variance in a prompt, {prompts} prompts, 95 % interval; weights of the steps"
     )
     print_table(title, ("decided by", "t", "share", *weights), rows)
-    measures = [("coefficients", partial(_coefficients_of, values))]
-    for batch in BATCHES:
-        measures.append((f"gradient, {batch} prompts", partial(_gradients_of, gram, batch)))
-    cosines = {
-        name: {title: compared(measure, each, weights[EQUAL], prompts) for title, measure in measures}
-        for name, each in {**weights, "measured advantages": None}.items()
-    }
-    columns = [column for title, _ in measures for column in (title, "to equal weights")]
+    even = np.ones(values.shape[-1] - 1)
+    ways = {name: (IMAGE, each) for name, each in weights.items()}
+    ways |= {name: (name, even) for name in found.credits if name != IMAGE}
+    cosines = {name: cosines_of(found, *way) for name, way in ways.items()}
     print_table(
         "Squared cosine with the measured advantages, and its ratio to equal weights' with a 95 % interval",
-        ("weights of the steps", *columns),
+        (
+            "credit of the steps",
+            *(column for title in cosines[EQUAL] for column in (title, "to equal weights")),
+        ),
         [
-            [name, *(cell for value, ratio in found.values() for cell in (f"{value:.4f}", shown(ratio)))]
-            for name, found in cosines.items()
+            [name, *(cell for value, ratio in row.values() for cell in (f"{value:.4f}", shown(ratio)))]
+            for name, row in cosines.items()
         ],
     )
     kept = {name: each.tolist() for name, each in weights.items()}
-    return {"shares": shares, "weights": kept, "cosines": cosines}
+    return {"prompts": prompts, "shares": shares, "weights": kept, "cosines": cosines}
 
 
-def compared(
-    measure: Callable[[Array | None, Rows], float], weights: Array | None, equal: Array, prompts: int
-) -> tuple[float, tuple[float, float, float]]:
-    """A squared cosine of weights, and its ratio to equal weights' with an interval over prompts."""
+def cosines_of(
+    found: Measured, credit: str, weights: Array
+) -> dict[str, tuple[float, tuple[float, float, float]]]:
+    """Squared cosines of a credit's coefficients and gradients: each, and its ratio to equal weights'."""
+    prompts, even = len(found.values), np.ones_like(weights)
 
-    def ratio(rows: Rows) -> float:
-        return measure(weights, rows) / measure(equal, rows)
+    def coefficients(name: str, w: Array, kept: Rows) -> float:
+        return 1.0 if name == OWN else coefficient_cosine(found.values[kept], found.credits[name][kept] * w)
 
-    return measure(weights, np.arange(prompts)), by_prompt(ratio, prompts)
+    def gradient(batch: int, name: str, w: Array, kept: Rows) -> float:
+        kinds = np.array([list(found.credits).index(each) for each in (name, OWN)])
+        return gradient_cosine(found.gram[np.ix_(kinds, kinds, kept, kept)], w, batch)
+
+    def compared(cosine: Callable[[str, Array, Rows], float]) -> tuple[float, tuple[float, float, float]]:
+        return cosine(credit, weights, np.arange(prompts)), by_prompt(
+            lambda kept: cosine(credit, weights, kept) / cosine(IMAGE, even, kept), prompts
+        )
+
+    of_gradients = {f"gradient, {batch} prompts": compared(partial(gradient, batch)) for batch in BATCHES}
+    return {"coefficients": compared(coefficients), **of_gradients}
 
 
 def _share_of(values: Array, part: int, prompts: Rows) -> float:
     return float(share(values[prompts])[part])
 
 
-def _coefficients_of(values: Array, weights: Array | None, prompts: Rows) -> float:
-    return 1.0 if weights is None else coefficient_cosine(values[prompts], weights)
+def measure(run: FinishedRun, grid: Grid, prompts: int, images: int, continuations: int) -> Measured:
+    """Measure the base model.
 
-
-def _gradients_of(gram: Array, batch: int, weights: Array | None, prompts: Rows) -> float:
-    return gradient_cosine(gram[:, :, prompts][:, :, :, prompts], weights, batch)
-
-
-def measure(
-    run: FinishedRun, grid: Grid, prompts: int, images: int, continuations: int
-) -> tuple[Array, Array]:
-    """Expected rewards [P, 2, G, N + 1] of `expected`, and the inner products [2, 2, P, P, N, N] of `inner_products`.
-
-    Both are in units of the standard deviation of a prompt's G rewards. Prompts whose rewards are all equal give no
-    gradient in training and are left out; so P may be below `prompts`.
+    Prompts whose rewards are all equal give no gradient in training and are left out; so P may be below `prompts`.
     """
-    base, kept, gradients = run.model.base, [], []
+    base, all_values, all_credits, gradients = run.model.base, [], [], []
     weights = list(base.trainable_parameters())
     for weight in weights:
         weight.requires_grad_(True)
@@ -166,10 +182,42 @@ def measure(
             states = grid.continued(velocity, start, 0, noise)
             deviation = score(states[:, -1]).std(ddof=1)
             if deviation > 0:
-                kept.append(expected(velocity, score, states, grid, continuations, noise) / deviation)
-                gradients.append(sketched(step_gradients(velocity, weights, states, grid, kept[-1])))
+                values = expected(velocity, score, states, grid, continuations, noise) / deviation
+                given = credits_of(values, predicted(velocity, score, states, grid) / deviation)
+                made = step_gradients(velocity, weights, states, grid, list(given.values()))
+                gradients.append(sketched(made))
+                all_values.append(values)
+                all_credits.append(given)
             meter.advance()
-    return np.stack(kept), inner_products(torch.stack(gradients))
+    together = {name: np.stack([each[name] for each in all_credits]) for name in all_credits[0]}
+    return Measured(np.stack(all_values), together, inner_products(torch.stack(gradients)))
+
+
+def predicted(velocity: Velocity, score: Score, states: Tensor, grid: Grid) -> Array:
+    """Rewards [G, N + 1] of the images that one evaluation predicts before each noisy step, and of the images."""
+    found = []
+    for step in range(len(grid.strengths)):
+        x, t = states[:, step], float(grid.times[step])
+        found.append(score(x - t * velocity(x, torch.full((len(x),), t).to(x))))
+    return np.stack([*found, score(states[:, -1])], axis=1)
+
+
+def credits_of(values: Array, predictions: Array) -> dict[str, Array]:
+    """Credits [G, N] of the steps of a prompt's images, from `expected` [2, G, N + 1] and `predicted` [G, N + 1]."""
+    steps = predictions.shape[1] - 1
+    gains = np.diff(predictions, axis=1)
+    found = {
+        IMAGE: np.repeat(advantages(values)[:, None], steps, axis=1),
+        OWN: np.diff(values.mean(axis=0), axis=1),
+        "gains of steps": gains,
+    }
+    for sizes in (SIZES, (4, 4, 4, 4)):
+        if sum(sizes) == steps:
+            ends = np.cumsum((0, *sizes))
+            of_chunks = np.diff(predictions[:, ends], axis=1) / sizes
+            found[f"gains of chunks {', '.join(map(str, sizes))}"] = np.repeat(of_chunks, sizes, axis=1)
+    centred = {name: each - each.mean(axis=0) for name, each in found.items() if name not in (IMAGE, OWN)}
+    return {**found, **centred}
 
 
 def expected(
@@ -191,11 +239,9 @@ def expected(
 
 
 def step_gradients(
-    velocity: Velocity, weights: Sequence[Tensor], states: Tensor, grid: Grid, values: Array
+    velocity: Velocity, weights: Sequence[Tensor], states: Tensor, grid: Grid, given: Sequence[Array]
 ) -> Tensor:
-    """Gradients [2, N, W] of sum_i a_ik log p(step k of image i), for a the image's advantage and the step's own."""
-    by_image = torch.from_numpy(advantages(values))  # [G]
-    by_step = torch.from_numpy(np.diff(values.mean(axis=0), axis=1))  # [G, N]
+    """Gradients [C, N, W] of sum_i c_ik log p(step k of image i), for each credit c [G, N]."""
     found = []
     for step, strength in enumerate(grid.strengths):
         x, after = states[:, step], states[:, step + 1]
@@ -204,13 +250,12 @@ def step_gradients(
             moved = velocity(x, torch.full((len(x),), t).to(x))
             transition = grid.sampler.transition(x, moved, t, t_next, float(strength))
             log_probs = gaussian_log_prob(after, transition.mean, transition.std)  # [G]
-        pair = [
-            torch.autograd.grad(
-                log_probs, weights, a.to(log_probs), retain_graph=True, materialize_grads=True
-            )
-            for a in (by_image, by_step[:, step])
-        ]
-        found.append(torch.stack([torch.cat([part.flatten() for part in each]) for each in pair]))
+        of_step = []
+        for credit in given:
+            c = torch.from_numpy(credit[:, step]).to(log_probs)
+            parts = torch.autograd.grad(log_probs, weights, c, retain_graph=True, materialize_grads=True)
+            of_step.append(torch.cat([part.flatten() for part in parts]))
+        found.append(torch.stack(of_step))
     return torch.stack(found, dim=1)
 
 
@@ -228,10 +273,10 @@ def sketched(gradients: Tensor) -> Tensor:
 
 
 def inner_products(gradients: Tensor) -> Array:
-    """Inner products [2, 2, P, P, N, N] of the gradients [P, 2, N, W]: of kinds, prompts and steps."""
-    prompts, kinds, steps, _ = gradients.shape
+    """Inner products [C, C, P, P, N, N] of the gradients [P, C, N, W]: of credits, prompts and steps."""
+    prompts, count, steps, _ = gradients.shape
     flat = gradients.flatten(0, 2)
-    table = (flat @ flat.T).reshape(prompts, kinds, steps, prompts, kinds, steps)
+    table = (flat @ flat.T).reshape(prompts, count, steps, prompts, count, steps)
     return np.asarray(table.permute(1, 4, 0, 3, 2, 5).double().numpy())
 
 
@@ -275,25 +320,23 @@ def weights_of(grid: Grid, values: Array) -> dict[str, Array]:
     return {name: each / each.mean() for name, each in found.items()}
 
 
-def coefficient_cosine(values: Array, weights: Array) -> float:
-    """Squared cosine of w_k A_i with the steps' own advantages A_ik, over images and steps; values [P, 2, G, N + 1]."""
-    by_image = advantages(values)  # [P, G]
+def coefficient_cosine(values: Array, coefficients: Array) -> float:
+    """Squared cosine of coefficients [P, G, N] with the steps' own advantages, of values [P, 2, G, N + 1]."""
     steps = np.diff(values, axis=3)  # [P, 2, G, N]
-    product = (by_image[..., None] * steps.mean(axis=1)).mean(axis=(0, 1)) @ weights
-    lengths = (by_image**2).mean() * (weights @ weights) * steps.prod(axis=1).mean(axis=(0, 1)).sum()
+    product = (coefficients * steps.mean(axis=1)).sum(axis=2).mean()
+    lengths = (coefficients**2).sum(axis=2).mean() * steps.prod(axis=1).sum(axis=2).mean()
     return float(product**2 / lengths)
 
 
-def gradient_cosine(gram: Array, weights: Array | None, batch: int) -> float:
+def gradient_cosine(gram: Array, weights: Array, batch: int) -> float:
     """Squared cosine of a batch's gradient with the mean gradient of the measured advantages.
 
-    `gram` has the inner products [2, 2, P, P, N, N] of `inner_products`, `weights` [N] multiply the image's advantages
-    (None: the measured advantages themselves), and `batch` is the number of its prompts. The means are over pairs of
-    different prompts, so that the noise of a prompt is not taken for agreement.
+    `gram` has the inner products [2, 2, P, P, N, N] of a credit and of the measured advantages, `weights` [N] multiply
+    the credit, and `batch` is the number of its prompts. The means are over pairs of different prompts, so that the
+    noise of a prompt is not taken for agreement.
     """
-    kind, w = (1, np.ones(gram.shape[-1])) if weights is None else (0, weights)
-    own = np.einsum("pqkl,k,l->pq", gram[kind, kind], w, w)
-    across = np.einsum("pqkl,k->pq", gram[kind, 1], w)
+    own = np.einsum("pqkl,k,l->pq", gram[0, 0], weights, weights)
+    across = np.einsum("pqkl,k->pq", gram[0, 1], weights)
     truth = gram[1, 1].sum(axis=(2, 3))
     mean_length = _between(own)
     length = mean_length + (np.trace(own) / len(own) - mean_length) / batch

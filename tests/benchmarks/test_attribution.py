@@ -73,8 +73,9 @@ def rewards_of(parts, noise=0.0, seed=1):
 
 def test_the_best_weights_are_the_shares_of_the_variance():
     values = rewards_of([2.0, 1.0], noise=0.7)
+    by_image = attribution.advantages(values)[..., None]
     found = {
-        weights: attribution.coefficient_cosine(values, np.array(weights))
+        weights: attribution.coefficient_cosine(values, by_image * np.array(weights))
         for weights in ((1, 1), (4, 1), (1, 4), (8, 2))
     }
     # cos^2 = (w . s)^2 / ((sum of s) (w . w) (sum of s)) with s = (4, 1), and 7/8 for the group's mean.
@@ -101,7 +102,8 @@ def test_a_batch_points_to_the_truth_as_its_size_says():
             exact = float(w @ truth.square().sum(1)) ** 2 / (length * 10)
             found = attribution.gradient_cosine(gram, np.array(weights), batch)
             assert found == pytest.approx(exact, rel=0.03)
-    assert attribution.gradient_cosine(gram, None, 1) == pytest.approx(1)
+    own = gram[1:, 1:].repeat(2, axis=0).repeat(2, axis=1)
+    assert attribution.gradient_cosine(own, np.ones(2), 1) == pytest.approx(1)
 
 
 def test_sketches_keep_inner_products():
@@ -126,10 +128,10 @@ def test_gradients_are_of_weighted_log_probabilities():
     noise = torch.Generator().manual_seed(0)
     start = torch.randn(4, 1, 2, generator=noise, dtype=torch.float64)
     states = GRID.continued(velocity, start, 0, noise)
-    values = np.random.default_rng(0).normal(size=(2, 4, STEPS + 1))
-    values[1, :, -1] = values[0, :, -1]
-    found = attribution.step_gradients(velocity, [weight], states, GRID, values)
-    rewards = values[0, :, -1]
+    draw = np.random.default_rng(0)
+    given = [draw.normal(size=(4, STEPS)) for _ in range(2)]
+    found = attribution.step_gradients(velocity, [weight], states, GRID, given)
+    assert found.shape == (2, STEPS, 1)
     for step in range(STEPS):
         mean, std = sde_transition(
             states[:, step],
@@ -137,10 +139,34 @@ def test_gradients_are_of_weighted_log_probabilities():
             *(float(each) for each in (TIMES[step], TIMES[step + 1], GRID.strengths[step])),
         ).__dict__.values()
         log_probs = gaussian_log_prob(states[:, step + 1], mean, std)
-        earned = values[:, :, step + 1].mean(0) - values[:, :, step].mean(0)
-        for kind, a in enumerate((rewards - rewards.mean(), earned)):
-            (exact,) = torch.autograd.grad(torch.from_numpy(a) @ log_probs, weight, retain_graph=True)
+        for kind, credit in enumerate(given):
+            (exact,) = torch.autograd.grad(
+                torch.from_numpy(credit[:, step]) @ log_probs, weight, retain_graph=True
+            )
             assert float(found[kind, step]) == pytest.approx(float(exact))
+
+
+def test_predictions_are_of_one_evaluation():
+    """x0 = x - t v, here with v = x / 2, and of the images themselves at the end."""
+    states = torch.randn(3, STEPS + 2, 1, 2, dtype=torch.float64)
+    found = attribution.predicted(lambda x, t: x / 2, first, states, GRID)
+    exact = [states[:, k, 0, 0] * (1 - TIMES[k] / 2) for k in range(STEPS)]
+    np.testing.assert_allclose(found, torch.stack([*exact, states[:, -1, 0, 0]], dim=1))
+
+
+def test_gains_are_differences_less_the_groups_mean_shared_within_a_chunk():
+    predictions = np.zeros((2, 17))
+    predictions[0, 2:] = 1.0  # the first image gains in the first chunk, and in the last step of the last one
+    predictions[0, 16:] += 7.0
+    values = np.zeros((2, 2, 17))
+    values[:, 0, 16] = 3.0
+    found = attribution.credits_of(values, predictions)
+    np.testing.assert_array_equal(found[attribution.IMAGE], np.repeat([[1.5], [-1.5]], 16, axis=1))
+    assert found[attribution.OWN][0].tolist() == [0.0] * 15 + [3.0]
+    assert found["gains of steps"][0].tolist() == [0, 0.5] + [0] * 13 + [3.5]
+    assert found["gains of chunks 2, 3, 4, 7"][0].tolist() == [0.25] * 2 + [0] * 7 + [0.5] * 7
+    assert found["gains of chunks 4, 4, 4, 4"][0].tolist() == [0.125] * 4 + [0] * 8 + [0.875] * 4
+    np.testing.assert_array_equal(found["gains of steps"].sum(axis=0), 0)
 
 
 def test_the_jackknife_of_a_mean_is_its_standard_error():
