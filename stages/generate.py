@@ -21,9 +21,10 @@ from chunk_grpo.families.base import Family
 from chunk_grpo.families.weights.policy import local_policy
 from chunk_grpo.generation import GeneratedImage, GenerationSettings
 from chunk_grpo.image_files import decode_image, encode_png, image_grid
-from chunk_grpo.library.checkpoint import recorded_checkpoint, times_of
+from chunk_grpo.library.checkpoint import recorded_checkpoint
 from chunk_grpo.library.drawing import Tuned, drawn, given_images
 from chunk_grpo.library.stored_prompts import encoded_prompts
+from chunk_grpo.library.times import times_of
 from chunk_grpo.parallel import Workers, exhaust
 from chunk_grpo.recorded import recorded_policy
 from stages._launch.processes import run_processes

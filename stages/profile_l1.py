@@ -11,9 +11,10 @@ from chunk_grpo.artifacts import table_from_rows, write_csv, write_table
 from chunk_grpo.config import Params
 from chunk_grpo.families.base import Family
 from chunk_grpo.families.prompts import PromptSet
-from chunk_grpo.library.checkpoint import recorded_checkpoint, times_of
+from chunk_grpo.library.checkpoint import recorded_checkpoint
 from chunk_grpo.library.profiles import profiled
 from chunk_grpo.library.stored_prompts import encoded_prompts
+from chunk_grpo.library.times import times_of
 from chunk_grpo.parallel import Workers
 from stages._launch.processes import run_processes
 from stages._stage import reads, writes

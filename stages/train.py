@@ -24,9 +24,10 @@ from chunk_grpo.artifacts.storage import is_remote
 from chunk_grpo.config import Params, VariantParams
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.families.weights.policy import local_policy
-from chunk_grpo.library.checkpoint import recorded_checkpoint, times_of
+from chunk_grpo.library.checkpoint import recorded_checkpoint
 from chunk_grpo.library.runs import moving_settings, resume_key, trained, training_data
 from chunk_grpo.library.stored_prompts import EncodedPrompts, encoded_prompts, first
+from chunk_grpo.library.times import times_of
 from chunk_grpo.recorded import require_training, training_settings
 from chunk_grpo.scorers.running.placing import place_checked
 from chunk_grpo.scorers.running.spec import spec_from

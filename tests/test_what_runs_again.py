@@ -166,7 +166,7 @@ ROWS: dict[str, list[Change]] = {
     ],
     "a file of `chunk_grpo/core`": [
         Change(
-            ("profile_l1", "chunk_boundaries", "train@*", *IMAGES, "report"),
+            ("profile_l1", "train@*", *IMAGES, "report"),
             file="chunk_grpo/core/flow.py",
         )
     ],

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from torch import Tensor
-
 from chunk_grpo.config.models import GenerateParams, ModelParams, SamplingParams
-from chunk_grpo.core.flow import time_grid
 from chunk_grpo.families.base import Family, Part
 from chunk_grpo.families.options import options_of
 from chunk_grpo.families.registry import load_family
@@ -53,8 +50,3 @@ def recorded_checkpoint(
     size = sampler if isinstance(sampler, GenerateParams) else settings
     cfg_scale = 1.0 if sampler is None else sampler.cfg_scale
     return Checkpoint(settings, cfg_scale, size, partial(require_model, settings, record))
-
-
-def times_of(num_steps: int, shift: float | None, family: Callable[[], Family]) -> Tensor:
-    """Noise levels [S + 1] of a time grid; without a shift that of the pipeline of `family`, with the part "vae"."""
-    return family().pipeline_times(num_steps) if shift is None else time_grid(num_steps, shift)

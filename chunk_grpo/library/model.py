@@ -11,10 +11,11 @@ from torch import Tensor
 from chunk_grpo.config.models import ModelParams, SamplingParams
 from chunk_grpo.families.base import Conditioning, Family, release_memory
 from chunk_grpo.families.prompts import PromptSet
-from chunk_grpo.library.checkpoint import Checkpoint, times_of
+from chunk_grpo.library.checkpoint import Checkpoint
 from chunk_grpo.library.encoding import encoded
 from chunk_grpo.library.profiles import profiled
 from chunk_grpo.library.settings import checked
+from chunk_grpo.library.times import times_of
 from chunk_grpo.parallel import Workers
 
 

@@ -14,7 +14,7 @@ from chunk_grpo.core.sde import Sampler, step_noise
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.base import Family, velocity_function
 from chunk_grpo.families.prompts import PromptSet
-from chunk_grpo.library.checkpoint import times_of
+from chunk_grpo.library.times import times_of
 from chunk_grpo.parallel import Workers
 from chunk_grpo.progress import Meter
 from chunk_grpo.seeding import generator
