@@ -25,7 +25,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DVC_NO_ANALYTICS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run params plan score track gc serve worker smoke tools lint types site test test-slow test-newest lock audit docs bench bench-train gpu gpu-report clean
+.PHONY: help run params plan accept score track gc serve worker smoke tools lint types site test test-slow test-newest lock audit docs bench bench-train gpu gpu-report clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ params: $(STAMP) ## write params.yaml from conf/ (PRESET=tiny, smoke, methods, â
 
 plan: $(STAMP) ## print what a run will take, of params.yaml or PRESET=flux-dev (GPUS=8; OPTIONS='--price 2.5')
 	$(BIN)/chunk-grpo plan $(if $(filter file default,$(origin PRESET)),,--preset $(PRESET)) --gpus $(or $(GPUS),1) $(OPTIONS)
+
+accept: $(STAMP) ## prove on this machine that params.yaml or PRESET=night-24gb works, on a page to send back (OPTIONS='--reference â€¦')
+	$(BIN)/chunk-grpo accept $(if $(filter file default,$(origin PRESET)),,--preset $(PRESET)) $(OPTIONS)
 
 score: $(STAMP) ## score a folder of images (IMAGES=FOLDER SCORERS=paper PROMPTS=FILE; OPTIONS='--only pickscore')
 	$(BIN)/chunk-grpo score '$(IMAGES)' --scorers '$(SCORERS)' $(if $(PROMPTS),--prompts '$(PROMPTS)') $(OPTIONS)
@@ -107,7 +110,7 @@ bench-train: $(TOOLS) ## time a training iteration against a plain trainer (half
 gpu: $(TOOLS) ## run the tests that need a CUDA device
 	$(BIN)/python -m pytest -q -m gpu tests/gpu
 
-gpu-report: $(TOOLS) ## measure FLUX.1-dev's size on a GPU with random weights (ten minutes on an H200, 40 GB of disk; MINUTES=60)
+gpu-report: $(TOOLS) ## measure rates at FLUX.1-dev's size on a GPU with random weights (minutes on an H200; MINUTES=60)
 	$(BIN)/python -m benchmarks.gpu_report --minutes $(or $(MINUTES),60)
 
 clean: ## remove caches of the tools; keeps artifacts, the DVC cache and .venv

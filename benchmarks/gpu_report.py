@@ -1,14 +1,13 @@
-"""What one GPU does with FLUX.1-dev's size: `make gpu-report`, on random weights, in about ten minutes on an H200.
+"""Rates of one GPU at FLUX.1-dev's size: `make gpu-report`, on random weights, in some minutes.
 
 Pieces, each a few minutes at most and written to the JSON file when it ends:
 
 - rate: TFLOP/s of one large matrix product in bfloat16, which the others are compared with;
 - passes: rollout and update passes by batch size; what does not fit is a row that says so;
 - ways: the same passes by attention backend and with compiled blocks;
-- scorer: images a second of a network of HPSv3's size (Qwen2-VL 7B), without preprocessing;
-- weights: a random FLUX.1-dev pipeline written to local disk;
-- flow: every stage from prompts to the report on it, at 720 x 720 with LoRA: seconds, peak memory of the device,
-  seconds of the phases of an iteration and of a checkpoint.
+- scorer: images a second of a network of HPSv3's size (Qwen2-VL 7B), without preprocessing.
+
+What the stages take at this size, `chunk-grpo accept --preset random-flux` measures.
 
 A call resumes after the last finished piece, starts no piece after `--minutes`, and returns 75 while pieces are left: a
 machine that is lent for ten minutes a command needs three calls. The Markdown table stands beside the JSON file.
@@ -19,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +34,6 @@ from transformers import Qwen2VLConfig
 from benchmarks.flux_gpu import (
     FLUX_DEV,
     FORWARD,
-    LORA_TARGETS,
     SMALL,
     WORKS,
     make_family,
@@ -45,23 +42,17 @@ from benchmarks.flux_gpu import (
     release,
 )
 from benchmarks.gpu_report_text import markdown
-from benchmarks.peaks import run_module
-from benchmarks.random_flux import random_module, write_random_flux
+from benchmarks.random_flux import random_module
 from benchmarks.tables import machine, parser_of
 from benchmarks.throughput import flop_count, timed
-from benchmarks.workloads import TINY
-from chunk_grpo.artifacts import read_table, write_json, write_text
-from chunk_grpo.config import load_params
+from chunk_grpo.artifacts import write_json, write_text
 from chunk_grpo.families.compiling import compile_blocks
-from chunk_grpo.planning.machines import machine as machine_of
-from chunk_grpo.planning.plan import make_plan
 from chunk_grpo.scorers.hpsv3_model import HPSv3Network
-from tests.conftest import ORDER, Workspace, any_prompt, new_workspace
 
 NO_DEVICE, MORE = 2, 75
 """Exit status if there is no GPU and `--small` was not given, and while pieces are left."""
 
-KINDS = ("rate", "passes", "ways", "scorer", "weights", "flow")
+KINDS = ("rate", "passes", "ways", "scorer")
 """Kinds of pieces."""
 
 UPDATE = "LoRA, checkpointing"
@@ -70,14 +61,6 @@ BACKENDS = (NATIVE, "_native_flash", "_native_efficient", "flash", "sage")
 COMPILED = "compiled blocks"
 WAYS = (*BACKENDS, COMPILED)
 """Attention backends of diffusers, and regional torch.compile; a way that is not installed is a row that says so."""
-
-PHASES = {
-    "encode_prompts": ("encode",),
-    "train": ("loading", "rollout", "update", "optimiser's step"),
-    "generate_base": ("generate",),
-    "generate": ("generate",),
-}
-"""Phases of the plan's memory by stage."""
 
 Piece = Callable[[], dict[str, Any]]
 
@@ -90,8 +73,6 @@ class Bench:
     """Whether networks are small."""
     device: torch.device
     """Device of the passes."""
-    folder: Path
-    """Folder of the weights and of the flow, on a local disk."""
     batch_sizes: tuple[int, ...]
     """Images per pass."""
     min_run_time: float
@@ -105,9 +86,6 @@ class Bench:
         for way in WAYS:
             yield f"ways/{way}", lambda way=way: self.way(way)  # type: ignore[misc]  # way bound early
         yield "scorer", self.scorer
-        yield "weights", self.weights
-        for stage in self.stages():
-            yield f"flow/{stage}", lambda stage=stage: self.flow(stage)  # type: ignore[misc]  # stage bound early
 
     def rate(self) -> dict[str, Any]:
         """Measured rate of a matrix product."""
@@ -184,39 +162,6 @@ class Bench:
         seconds = timed(call, self.min_run_time).median
         return {"batch_size": rows, "images_per_second": rows / seconds}
 
-    def weights(self) -> dict[str, Any]:
-        """Write a pipeline: random weights of FLUX.1-dev's sizes, with the toy checkpoint's tokenizers."""
-        folder = self.folder / "model"
-        shutil.rmtree(folder, ignore_errors=True)
-        started = time.perf_counter()
-        if self.small:
-            shutil.copytree(TINY, folder)
-        else:
-            write_random_flux(folder, self.device, FLUX_DEV.network)
-            release(self.device)
-        seconds = time.perf_counter() - started
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        return {"seconds": seconds, "gigabytes": size / 1e9}
-
-    def flow(self, stage: str) -> dict[str, Any]:
-        """Run a stage on the weights as a process of its own."""
-        workspace = Workspace(self.folder, variant="chunk-ws", scorer="shapes-vivid")
-        if stage == ORDER[0]:
-            shutil.rmtree(self.folder / "artifacts", ignore_errors=True)
-            self._configure()
-        module, options = workspace.options(stage)
-        peaks = run_module(self.folder, [module, *options])
-        found: dict[str, Any] = {"seconds": peaks.seconds}
-        if peaks.device_bytes is not None:
-            found["peak_bytes"] = peaks.device_bytes
-        found |= self._planned(stage)
-        return found | (self._phases(workspace) if stage == "train" else {})
-
-    @staticmethod
-    def stages() -> tuple[str, ...]:
-        """The stages in order."""
-        return (*ORDER, "report")
-
     @property
     def _size(self) -> Any:
         return SMALL if self.small else FLUX_DEV
@@ -224,40 +169,6 @@ class Bench:
     @property
     def _batch(self) -> int:
         return self.batch_sizes[-1]
-
-    def _configure(self) -> None:
-        """Write params.yaml: the smoke run with one variant, at FLUX.1-dev's settings unless small."""
-        large = {"height": 720, "width": 720, "max_sequence_length": 512, "dtype": "bfloat16"}
-
-        def change(raw: dict[str, Any]) -> None:
-            raw["model"] |= {"checkpoint": str(self.folder / "model")} | ({} if self.small else large)
-            raw["variants"] = {"chunk-ws": raw["variants"]["chunk-ws"]}
-            any_prompt(raw)  # random weights draw no shapes
-            raw["scorers"]["shapes-vivid"]["batch_size"] = 24
-            raw["train"]["heldout"]["every"] = 2
-            raw["train"]["lora"] = {"rank": 32, "alpha": 32.0, "targets": list(LORA_TARGETS)}
-            raw["train"] |= {"gradient_checkpointing": True, "same_noise_in_group": False, "kl_coef": 0.0}
-            if not self.small:
-                raw["train"] |= {"group_size": 4, "micro_batch_size": 4}
-                raw["profile"] |= {"num_prompts": 2, "batch_size": 2}
-                raw["generate"] |= {"height": 720, "width": 720, "batch_size": 12}
-
-        new_workspace(self.folder).edit(change)
-
-    def _planned(self, stage: str) -> dict[str, Any]:
-        """Peak of a stage's tensors by `make plan`."""
-        plan = make_plan(load_params(self.folder / "params.yaml"), machine_of("H100", 1, stop_seconds=600))
-        phases = PHASES.get(stage.partition("@")[0], ())
-        sizes = [phase.bytes - phase.parts["context"] for phase in plan.memory if phase.name in phases]
-        return {"planned_bytes": max(sizes)} if sizes else {}
-
-    @staticmethod
-    def _phases(workspace: Workspace) -> dict[str, Any]:
-        """Seconds of the last iteration by phase, of a checkpoint, and of an image of the rollout with its update."""
-        path = workspace.artifacts / "timings/chunk-ws/seed-0.parquet"
-        rows = read_table(str(path), "train_metrics").to_pylist()
-        last = {row["metric"]: row["value"] for row in rows}  # in order of iterations
-        return {"metrics": last, "seconds_per_image": 1 / last["rate_images_per_second"]}
 
 
 def main(options: Sequence[str] | None = None) -> int:
@@ -270,9 +181,8 @@ def main(options: Sequence[str] | None = None) -> int:
         )
         return NO_DEVICE
     device = torch.device("cuda" if has_gpu else "cpu")
-    arguments.folder.mkdir(parents=True, exist_ok=True)
     sizes = tuple(arguments.batch_sizes)
-    bench = Bench(arguments.small, device, arguments.folder.resolve(), sizes, arguments.min_run_time)
+    bench = Bench(arguments.small, device, sizes, arguments.min_run_time)
     about = machine() | {
         "device": torch.cuda.get_device_name() if has_gpu else "CPU",
         "small": arguments.small,
@@ -318,9 +228,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 4, 12])
     parser.add_argument("--min-run-time", type=float, default=3.0, help="least seconds of each measurement")
-    parser.add_argument(
-        "--folder", type=Path, default=Path("gpu-report"), help="for weights (35 GB) and the flow"
-    )
     parser.add_argument(
         "--json",
         type=Path,

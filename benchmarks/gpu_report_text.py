@@ -44,17 +44,5 @@ def _rows(name: str, result: Mapping[str, Any], rate: float | None) -> Iterator[
                 if "first_seconds" in one:
                     text += f", first call {one['first_seconds']:.3g} s"
                 yield f"{work}, {result['batch_size']} images", text
-    elif kind == "scorer":
-        yield f"images a second, {result['batch_size']} at a time", f"{result['images_per_second']:.4g}"
-    elif kind == "weights":
-        yield f"{result['gigabytes']:.3g} GB written, s", f"{result['seconds']:.4g}"
     else:
-        yield "s", f"{result['seconds']:.4g}"
-        if "peak_bytes" in result:
-            yield "peak, GiB", f"{result['peak_bytes'] / 2**30:.1f}"
-        if "planned_bytes" in result:
-            yield "peak by make plan, GiB", f"{result['planned_bytes'] / 2**30:.1f}"
-        for metric, value in result.get("metrics", {}).items():
-            yield f"{metric}, last iteration", f"{value:.4g}"
-        if result.get("seconds_per_image"):
-            yield "s an image, rollout and update", f"{result['seconds_per_image']:.4g}"
+        yield f"images a second, {result['batch_size']} at a time", f"{result['images_per_second']:.4g}"

@@ -1,8 +1,12 @@
-"""Networks of FLUX.1-dev's sizes with random weights: in memory, and in the files of the real checkpoint."""
+"""Networks of FLUX.1-dev's sizes with random weights: in memory, and in the files of the real checkpoint.
+
+`python -m benchmarks.random_flux FOLDER` writes such a checkpoint (34 GB; 42 s on an H200), for the preset random-flux.
+"""
 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -113,3 +117,7 @@ def makers_of_parts(
         "text_encoder_2": lambda: T5EncoderModel(t5),
         "transformer": lambda: FluxTransformer2DModel(**{"guidance_embeds": True, **network}),
     }
+
+
+if __name__ == "__main__":
+    write_random_flux(Path(sys.argv[1]), torch.device("cuda" if torch.cuda.is_available() else "cpu"), {})

@@ -30,6 +30,7 @@ COMMANDS = {
     "run": Command("infra.run", "check params.yaml, run the pipeline and print its answer"),
     "params": Command("infra.params", "write params.yaml from a preset, or check it"),
     "plan": Command("infra.plan", "print what a run will take: hours, memory, disk, money"),
+    "accept": Command("infra.accept", "prove on this machine that a preset works, on a page to send back"),
     "score": Command("infra.score_images", "score a folder of images"),
     "export": Command("infra.export", "write a trained policy for diffusers or ComfyUI, with a model card"),
     "track": Command("infra.track", "commit and push a finished run"),

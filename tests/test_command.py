@@ -57,7 +57,7 @@ def test_each_command_says_its_own_name(capsys: pytest.CaptureFixture[str]) -> N
 def test_every_program_of_the_makefile_is_a_command() -> None:
     recipes = (ROOT / "Makefile").read_text()
     used = {line.split()[0] for line in recipes.split("$(BIN)/chunk-grpo ")[1:]}
-    assert used == {"run", "params", "plan", "score", "track", "gc", "serve", "worker"}
+    assert used == {"run", "params", "plan", "accept", "score", "track", "gc", "serve", "worker"}
     assert used <= command.COMMANDS.keys()
 
 

@@ -51,7 +51,7 @@ class RunManifest:
     commit: str | None
     """Commit of the checkout, or null outside one."""
     notes: dict[str, str | int | float]
-    """Additional values from the stage."""
+    """Additional values: `peak_gpu_mib`, the most that tensors of this process took of its GPU."""
 
 
 Notes = dict[str, str | int | float]
@@ -66,12 +66,15 @@ def measured_run(stage: str, location: Location) -> Iterator[Notes]:
         location: Path of the manifest, e.g. `artifacts/runs/STAGE.json`.
 
     Yields:
-        Empty notes, which the stage can fill.
+        Empty notes, which the stage can fill; the GPU's peak is added.
     """
     notes: Notes = {}
     started_at = datetime.now(UTC)
     start = time.perf_counter()
     yield notes
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        notes["peak_gpu_mib"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
     manifest = RunManifest(
         manifest_version=MANIFEST_VERSION,
         stage=stage,

@@ -143,6 +143,18 @@ class Pipeline:
         (done,) = found
         return StageOutcome(name, done["outcome"], done["seconds"], done["size"])
 
+    def run_due(self, targets: Sequence[str], log: Log) -> None:
+        """Run what is due of these stages and of those that they need, of all if none is named: one call of DVC.
+
+        As `run`; StageFailed names the first one that failed.
+        """
+        dvc_log = DvcLog(log)
+        code, found = self._recorded(["repro", *targets], dvc_log)
+        if code != 0:
+            failed = next((each for each in found if each["code"]), None)
+            name, code = ("dvc repro", code) if failed is None else (failed["stage"], failed["code"])
+            raise StageFailed(name, code, tuple(dvc_log.lines))
+
     def has_remote(self) -> bool:
         """Whether a default DVC remote is configured."""
         with Repo(str(self.root)) as repo:

@@ -1,0 +1,150 @@
+"""Prove on this machine that a preset works, and write a page and a JSON file that you can send back.
+
+chunk-grpo accept [--preset NAME] [--reference imagereward=FOLDER]      (make accept PRESET=night-24gb)
+
+It reads params.yaml (or composes a preset), the commit of this clone, and asks the driver for its cards. It writes
+OUT/acceptance.md and OUT/acceptance.json; OUT/log.txt has the lines of the stages, and OUT/workspace, a clone without
+your uncommitted edits of code, all results, which may be deleted; the next call begins with a new one.
+
+Steps, each `pass`, `fail` or `not checked`, with its seconds and numbers; after a failure the others still run:
+
+    machine       driver, torch, cards; disk and host memory against the plan
+    settings      the stages before any long one: weights, adapter, prompts, packages and servers of scorers
+    plan          planned seconds and memory of an iteration, and what cannot work
+    references    scorers against published scores, where benchmarks/reference_scores.py has them
+    run           a small copy of the preset, from prompts to the report: the first variant, three iterations
+    plan held     measured seconds and memory of `run` against its plan
+    ratios        log-probabilities of rollout and update against the clip range
+    resume        the training of `run`, stopped by SIGTERM after an iteration and resumed: the same bytes
+    processes     the training of `run` with another number of GPUs: the same rewards
+
+Exit code: 0, or 1 if a step failed; 2 for settings that cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from chunk_grpo.artifacts import write_json, write_text
+from chunk_grpo.config import parse_params, read_raw_params
+from chunk_grpo.errors import ChunkGrpoError, ConfigError
+from chunk_grpo.orchestration.commands import require_clone
+from chunk_grpo.orchestration.presets import composed, overridden
+from chunk_grpo.planning.machines import GPUS
+from infra.accept_page import page
+from infra.accept_steps import KINDS, STEPS, Found
+from infra.accept_trial import Trial, cards_of_driver, machine_of, smaller
+
+ROOT = Path(__file__).resolve().parents[1]
+FORMAT = "chunk_grpo.acceptance/1"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the steps and write the page; return the exit code."""
+    options = parser().parse_args(argv)
+    require_clone(ROOT)
+    references = _references(options.reference)
+    cards = cards_of_driver()
+    raw, source = _raw(options.preset)
+    params = parse_params(raw, source)
+    variant = next(iter(params.variants))
+    changes = smaller(params, len(cards) or params.train.cpu_processes)
+    small = overridden(raw, changes, [variant], f"{source}, made smaller")
+    out = options.out or ROOT / "accept" / params.composed_from
+    out.mkdir(parents=True, exist_ok=True)
+    if (
+        out / "log.txt"
+    ).exists():  # of an earlier call; another folder `workspace` is left alone, and refused
+        shutil.rmtree(out / "workspace", ignore_errors=True)
+    planned = machine_of(cards, options.gpu, options.tflops)
+    with (out / "log.txt").open("w", encoding="utf-8", buffering=1) as log:
+        trial = Trial(
+            ROOT, out.resolve(), params, small, cards, planned, references, options.hpsv3_python, log
+        )
+        found: dict[str, Any] = {
+            "format": FORMAT,
+            "preset": params.composed_from,
+            "commit": trial.commit,
+            "variant": variant,
+            "changes": changes,
+            "steps": [],
+        }
+        for step in run_steps(trial):
+            found["steps"].append(step)
+            sys.stdout.write(f"{step['name']}: {step['outcome']}, {step['seconds']:.0f} s. {step['said']}\n")
+            sys.stdout.flush()
+            write_json(found, str(out / "acceptance.json"))  # after each step: a killed run leaves them
+            write_text(page(found), str(out / "acceptance.md"))
+    sys.stdout.write(f"\n{out / 'acceptance.md'}\n{out / 'acceptance.json'}\n")
+    return int(any(step["outcome"] == "fail" for step in found["steps"]))
+
+
+def run_steps(trial: Trial) -> Iterator[dict[str, Any]]:
+    """Run the steps in order; what needs a step that did not pass is not checked."""
+    outcomes: dict[str, str] = {}
+    for name, (check, needs) in STEPS.items():
+        started = time.monotonic()
+        missing = [each for each in needs if outcomes[each] != "pass"]
+        skipped = Found("not checked", f"It needs the step {missing[0]!r}.") if missing else None
+        found = skipped or found_by(check, trial)
+        outcomes[name] = found.outcome
+        yield {"name": name, "seconds": time.monotonic() - started, **asdict(found)}
+
+
+def found_by(check: Callable[[Trial], Found], trial: Trial) -> Found:
+    """The result of a step; any error is its failure, since other steps still run."""
+    try:
+        return check(trial)
+    except Exception as error:
+        trial.say(traceback.format_exc())
+        first, *lines = str(error).splitlines() or [type(error).__name__]
+        sentences = [line for line in lines if line.startswith("error: ")]  # of a stage
+        is_explained = isinstance(error, ChunkGrpoError) or bool(sentences)
+        advice = "" if is_explained else "See log.txt; a traceback of chunk-grpo's own code is a bug."
+        said = " ".join(filter(None, (first, *sentences[-1:], advice)))
+        return Found("fail", said, {"last lines": [first, *lines]})
+
+
+def _raw(preset: str | None) -> tuple[dict[str, Any], str]:
+    if preset is None:
+        return dict(read_raw_params(ROOT / "params.yaml")), "params.yaml"
+    return composed(ROOT, preset), f"conf/preset/{preset}.yaml"
+
+
+def _references(given: Sequence[str]) -> dict[str, Path]:
+    found = {}
+    for text in given:
+        kind, _, folder = text.partition("=")
+        if kind not in KINDS or not Path(folder).is_dir():
+            raise ConfigError(
+                f"--reference: must be KIND=FOLDER, a kind of {', '.join(KINDS)} and an existing folder, got {text!r}"
+            )
+        found[kind] = Path(folder).resolve()
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    own = argparse.ArgumentParser(
+        prog="chunk-grpo accept", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    own.add_argument("--preset", help="preset of conf/ (default: params.yaml, with its edits)")
+    own.add_argument("--out", type=Path, help="folder of the results (default: accept/PRESET)")
+    own.add_argument("--gpu", choices=sorted(GPUS), help="kind of GPU in the plan (default: by the driver)")
+    own.add_argument("--tflops", type=float, help="TFLOP/s that a GPU reaches, of a kind that the plan lacks")
+    own.add_argument(
+        "--reference",
+        action="append",
+        default=[],
+        metavar="KIND=FOLDER",
+        help="images whose scores are known, as benchmarks/reference_scores.py describes them",
+    )
+    own.add_argument("--hpsv3-python", type=Path, help="interpreter with the package hpsv3 1.0.0")
+    return own

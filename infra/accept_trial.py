@@ -1,0 +1,226 @@
+"""What `chunk-grpo accept` tries: a small copy of the parameters, in a clone with a DVC cache of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TextIO
+
+from chunk_grpo.artifacts import read_table
+from chunk_grpo.artifacts.kept import add_files
+from chunk_grpo.artifacts.layout import Layout
+from chunk_grpo.artifacts.manifest import output_of, read_manifest
+from chunk_grpo.config import Params, parse_params
+from chunk_grpo.environment import PROCESSES
+from chunk_grpo.git import git, resolved
+from chunk_grpo.gpus import HIDING
+from chunk_grpo.orchestration.clones import make_clone
+from chunk_grpo.orchestration.commands import Commands
+from chunk_grpo.orchestration.dvc_state import keep_own_state
+from chunk_grpo.orchestration.pipeline import Pipeline
+from chunk_grpo.orchestration.workspace import write_params
+from chunk_grpo.planning.machines import GPUS, USABLE_MEMORY, Machine, machine
+from chunk_grpo.planning.plan import Plan, make_plan
+from chunk_grpo.stopping import stop_seconds
+from chunk_grpo.training.journal import FILE, Record, read_journal
+from chunk_grpo.training.schedule import starts_of_update
+
+ITERATIONS = 3
+"""Iterations of the training: the last one begins with weights of several updates."""
+
+
+@dataclass(frozen=True)
+class DriverCard:
+    """A GPU, as the driver names it."""
+
+    name: str
+    gib: float
+    driver: str
+
+    @property
+    def kind(self) -> str | None:
+        """Name in `GPUS`, of those with its name the nearest in memory; None: the plan does not know it."""
+        name = "".join(filter(str.isalnum, self.name.upper()))
+        alike = [kind for kind in GPUS if kind.partition("-")[0] in name]
+        return min(alike, key=lambda kind: abs(GPUS[kind].memory_gb * USABLE_MEMORY - self.gib), default=None)
+
+
+def cards_of_driver() -> list[DriverCard]:
+    """Cards that `nvidia-smi` lists and CUDA_VISIBLE_DEVICES leaves: torch would take memory of a card to tell."""
+    fields = "--query-gpu=name,memory.total,driver_version"
+    said = output_of("nvidia-smi", fields, "--format=csv,noheader,nounits") or ""
+    rows = [line.split(", ") for line in said.splitlines() if line.count(", ") == 2]
+    cards = [DriverCard(name, float(mib) / 1024, driver) for name, mib, driver in rows]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return cards
+    return [] if visible in HIDING else cards[: len(visible.split(","))]
+
+
+def machine_of(cards: list[DriverCard], gpu: str | None, tflops: float | None) -> Machine:
+    """The machine of a plan: these cards; an H100 where there is none or the plan does not know it."""
+    kind = gpu or (cards[0].kind if cards else None) or "H100"
+    memory = cards[0].gib / USABLE_MEMORY if cards else None
+    return machine(kind, len(cards) or 1, stop_seconds=stop_seconds(), memory_gb=memory, tflops=tflops)
+
+
+@dataclass
+class Trial:
+    """What is tried, and where."""
+
+    root: Path
+    """The checkout."""
+    out: Path
+    """Folder of the workspace."""
+    params: Params
+    """The parameters as they are."""
+    raw: Mapping[str, Any]
+    """Their small copy, which runs."""
+    cards: list[DriverCard]
+    machine: Machine
+    """What the plan assumes."""
+    references: Mapping[str, Path]
+    """Folder of images by kind of scorer."""
+    hpsv3_python: Path | None
+    log: TextIO
+    """Gets the lines of all stages."""
+
+    @cached_property
+    def commit(self) -> str:
+        """Commit that is tried."""
+        return resolved(self.root, "HEAD")
+
+    @cached_property
+    def small(self) -> Params:
+        """The parameters that run."""
+        return parse_params(self.raw, "the small copy")
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Of the parameters as they are."""
+        return make_plan(self.params, self.machine)
+
+    @cached_property
+    def small_plan(self) -> Plan:
+        """Of the parameters that run."""
+        return make_plan(self.small, self.machine)
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """The workspace, in which the stage `inputs` has run."""
+        clone = self.out / "workspace"
+        make_clone(self.root, self.commit, clone)
+        link_data(self.root, clone)
+        keep_own_state(clone)
+        write_params(clone, self.raw)
+        made = Pipeline(clone, Commands())
+        made.record_inputs(self.say)
+        return made
+
+    @property
+    def at(self) -> Layout:
+        """Paths in the workspace."""
+        return Layout.below(str(self.out / "workspace"))
+
+    @property
+    def variant(self) -> str:
+        """Name of the variant that is trained."""
+        return next(iter(self.small.variants))
+
+    @property
+    def seed(self) -> int:
+        """Training seed."""
+        return self.small.train.seeds[0]
+
+    def say(self, line: str) -> None:
+        """Write a line to the log."""
+        self.log.write(f"{line}\n")
+
+    def train(self, processes: int | None = None) -> None:
+        """Run the training again, or go on with it; `processes` None: one for each GPU."""
+        before = os.environ.get(PROCESSES)
+        if processes is not None:
+            os.environ[PROCESSES] = str(processes)
+        try:
+            self.pipeline.run(f"train@{self.variant}-{self.seed}", self.say, force=True)
+        finally:
+            os.environ.pop(PROCESSES, None)
+            if before is not None:
+                os.environ[PROCESSES] = before
+
+    def journal(self) -> Record | None:
+        """The journal of the training."""
+        return read_journal(Path(self.at.journal_folder(self.variant, self.seed), FILE))
+
+    def policy(self) -> str:
+        """Digest of the trained policy's files."""
+        digest, folder = hashlib.sha256(), Path(self.at.transformer(self.variant, self.seed))
+        add_files(digest, sorted(path for path in folder.rglob("*") if path.is_file()))
+        return digest.hexdigest()
+
+    def metrics(self, *, timed: bool = False) -> list[dict[str, float]]:
+        """Metrics of the training by name, or its times, of each iteration from the first."""
+        location = self.at.times if timed else self.at.metrics
+        found: dict[int, dict[str, float]] = {}
+        for row in read_table(location(self.variant, self.seed), "train_metrics").to_pylist():
+            found.setdefault(row["iteration"], {})[row["metric"]] = row["value"]
+        return [found[number] for number in range(1, ITERATIONS + 1)]
+
+    def stages(self) -> list[dict[str, Any]]:
+        """Seconds and memory of each stage that has run, by its manifest; GPU: the first process's tensors."""
+        made = [read_manifest(path) for path in Path(self.at.runs).glob("*.json")]
+        return [
+            {
+                "stage": run.stage,
+                "seconds": run.seconds,
+                "host MiB": run.peak_memory_mib,
+                "GPU MiB": run.notes.get("peak_gpu_mib"),
+            }
+            for run in sorted(made, key=lambda run: run.started_at)
+        ]
+
+
+def smaller(params: Params, processes: int) -> list[str]:
+    """Overrides that keep sizes of passes, weights and scorers, and draw as few images as the preset allows."""
+    train, prompts = params.train, params.prompts
+    evaluated = min(prompts.eval_count, 4)
+    values: dict[str, object] = {
+        "train.iterations": ITERATIONS,
+        "train.seeds": [train.seeds[0]],
+        "train.prompts_per_iteration": _fewest_prompts(params, processes),
+        "train.keep_state": "false",  # else a training would go on from the one before
+        "train.heldout.num_prompts": min(train.heldout.num_prompts, 2),
+        "profile.num_prompts": min(params.profile.num_prompts, 2),
+        "profile.num_seeds": 1,
+        "prompts.eval_count": evaluated,
+        "prompts.wise_count": min(prompts.wise_count, 2),
+        "report.grid_prompts": min(params.report.grid_prompts, evaluated),
+        "trackers": [],
+    }
+    counts = {name: min(each.count or 2, 2) for name, each in prompts.benchmarks.items()}
+    values |= {f"prompts.benchmarks.{name}.count": count for name, count in counts.items()}
+    return [f"{key}={value}" for key, value in values.items()]
+
+
+def _fewest_prompts(params: Params, processes: int) -> int:
+    """The smallest number of prompts an iteration that all processes can share."""
+    train, branching = params.train, next(iter(params.variants.values())).branching
+    for count in range(train.updates_per_iteration, train.prompts_per_iteration, train.updates_per_iteration):
+        own = train.model_copy(update={"prompts_per_iteration": count})
+        if starts_of_update(own, branching) % processes == 0:
+            return count
+    return train.prompts_per_iteration
+
+
+def link_data(root: Path, clone: Path) -> None:
+    """Let the clone see files that git does not know: new ones, and all in data/, which may be ignored."""
+    new = git(root, "ls-files", "--others", "--exclude-standard", "--directory").splitlines()
+    data = git(root, "ls-files", "--others", "--directory", "--", "data").splitlines()
+    for name in (each.rstrip("/") for each in dict.fromkeys(new + data)):
+        if not (clone / name).exists():
+            (clone / name).parent.mkdir(parents=True, exist_ok=True)
+            (clone / name).symlink_to(root / name)

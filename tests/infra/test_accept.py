@@ -1,0 +1,215 @@
+"""chunk-grpo accept: its steps on made-up findings, its page, and the whole command on the CPU."""
+
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import reference_scores
+from chunk_grpo.__main__ import call
+from chunk_grpo.config import parse_params
+from chunk_grpo.errors import DataError
+from chunk_grpo.git import git
+from chunk_grpo.orchestration.outcomes import StageFailed
+from chunk_grpo.orchestration.presets import composed, overridden
+from chunk_grpo.planning.machines import GPUS
+from infra import accept, accept_steps
+from infra.accept_steps import Found, plan_held, processes, ratios
+from infra.accept_trial import DriverCard, Trial, cards_of_driver, link_data, machine_of, smaller
+from tests.conftest import ROOT
+from tests.real_checkout import make_checkout
+from tests.test_presets import PRESETS
+
+UNKNOWN = DriverCard("Toy accelerator", 24.0, "1.0")
+H100 = DriverCard("NVIDIA H100 80GB HBM3", 79.6, "580.1")
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "kind"),
+    [
+        ("NVIDIA H100 80GB HBM3", 79.6, "H100"),
+        ("NVIDIA A100-SXM4-40GB", 39.4, "A100-40GB"),
+        ("NVIDIA A100 80GB PCIe", 79.3, "A100"),
+        ("NVIDIA GeForce RTX 4090", 23.6, "RTX4090"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 95.0, "RTXPRO6000"),
+        ("Tesla T4", 15.0, None),
+    ],
+)
+def test_a_card_is_known_by_the_drivers_name(name: str, gib: float, kind: str | None) -> None:
+    assert DriverCard(name, gib, "580").kind == kind
+
+
+def test_the_driver_lists_the_cards_that_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "NVIDIA H200, 143771, 580.159\nNVIDIA H200, 143771, 580.159"
+    monkeypatch.setattr("infra.accept_trial.output_of", lambda *words: said)
+    for visible, count in (("", 0), ("-1", 0), ("1", 1), ("0,1", 2)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert len(cards_of_driver()) == count
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    cards = cards_of_driver()
+    assert (len(cards), cards[0].driver) == (2, "580.159")
+    assert cards[0].gib == pytest.approx(140.4, abs=0.05)
+    planned = machine_of(cards, None, None)
+    assert (planned.gpu, planned.gpus) == ("H200", 2)
+    assert planned.memory_bytes == pytest.approx(143771 * 2**20)
+    assert machine_of([], None, None).memory_gb == GPUS["H100"].memory_gb
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("count", [1, 8])
+def test_the_small_copy_of_a_preset_is_valid_and_shared_by_all_processes(preset: str, count: int) -> None:
+    raw = composed(ROOT, preset)
+    params = parse_params(raw)
+    variant = next(iter(params.variants))
+    small = parse_params(overridden(raw, smaller(params, count), [variant], preset))
+    assert (small.train.iterations, len(small.train.seeds), list(small.variants)) == (3, 1, [variant])
+    assert (small.model, small.train.micro_batch_size) == (params.model, params.train.micro_batch_size)
+    assert small.train.prompts_per_iteration <= params.train.prompts_per_iteration
+    if preset == "flux-dev":  # 2 updates of 12 images a prompt: 8 processes share 24 images an update
+        assert small.train.prompts_per_iteration == {1: 2, 8: 4}[count]
+
+
+def test_the_clone_sees_files_that_git_does_not_know(tmp_path: Path) -> None:
+    root, clone = tmp_path / "root", tmp_path / "clone"
+    (root / "data" / "kept").mkdir(parents=True)
+    clone.mkdir()
+    git(tmp_path, "init", "--quiet", str(root))
+    (root / ".gitignore").write_text("/data/kept/\n/artifacts/\n")
+    (root / "data" / "kept" / "weights").write_text("w")
+    (root / "own.py").write_text("o")
+    (root / "artifacts").mkdir()
+    (root / "artifacts" / "table").write_text("t")
+    link_data(root, clone)
+    assert (clone / "data" / "kept" / "weights").read_text() == "w"
+    assert (clone / "own.py").read_text() == "o"
+    assert not (clone / "artifacts").exists()
+
+
+def trial(**changes: Any) -> Any:
+    """What a step reads of a `Trial`, as a measured run of smoke would have it."""
+    params = parse_params(composed(ROOT, "smoke"))
+    phases = [SimpleNamespace(name="update", bytes=12 * 2**30, parts={"context": 2 * 2**30})]
+    cost = SimpleNamespace(seconds=SimpleNamespace(most=10.0))
+    times = {"seconds_rollout": 4.0, "seconds_waiting_for_reward": 1.0, "seconds_update": 7.0}
+    found = {
+        "cards": [H100],
+        "small": params,
+        "variant": "dance",
+        "small_plan": SimpleNamespace(iterations=[cost], memory=phases),
+        "stages": lambda: [{"stage": "train@dance-0", "GPU MiB": 10.5 * 1024}],
+        "metrics": lambda timed=False: [times if timed else {"fidelity_p99": 1.9e-5}] * 3,
+    }
+    return SimpleNamespace(**found | changes)
+
+
+def test_seconds_and_memory_may_exceed_the_plan_by_the_limits() -> None:
+    found = plan_held(trial())
+    assert found.outcome == "pass"
+    assert found.numbers["GiB of train@dance-0, measured and planned"] == [10.5, 10.0]  # without the context
+    slow = {"seconds_rollout": 14.0, "seconds_waiting_for_reward": 0.0, "seconds_update": 7.0}
+    found = plan_held(trial(metrics=lambda timed: [slow] * 3))
+    assert (found.outcome, found.said[:43]) == ("fail", "an iteration took 21.0 s, planned 10.0. Sen")
+    found = plan_held(trial(stages=lambda: [{"stage": "train@dance-0", "GPU MiB": 11.2 * 1024}]))
+    assert found.said.startswith("train@dance-0 took 11.2 GiB of a GPU, planned 10.0.")
+    found = plan_held(trial(cards=[UNKNOWN], metrics=lambda timed: [slow] * 3))
+    assert found.outcome == "pass" and found.said.endswith("does not know Toy accelerator.")
+    assert plan_held(trial(cards=[])).outcome == "not checked"
+
+
+def test_rounding_may_move_ratios_by_a_fifth_of_the_clip_range() -> None:
+    assert ratios(trial()).said == "p99 of the difference is 1.9e-05, 19.0% of the clip range 0.0001."
+    found = ratios(trial(metrics=lambda: [{"fidelity_p99": 1e-6}, {"fidelity_p99": 2.1e-5}]))
+    assert found.outcome == "fail" and found.said.endswith("set train.old_log_probs: training.")
+    assert ratios(trial(metrics=lambda: [{}])).outcome == "not checked"
+
+
+def test_one_card_has_no_second_process() -> None:
+    assert processes(trial()) == Found("not checked", "There is one GPU.")
+
+
+def test_published_scores_are_computed_by_the_benchmark() -> None:
+    scorers = parse_params(composed(ROOT, "flux-dev")).scorers
+    own: Any = SimpleNamespace(
+        references={"imagereward": ROOT, "hpsv3": ROOT}, hpsv3_python=ROOT, root=ROOT, say=print
+    )
+    for kind in accept_steps.KINDS:
+        *_, module, asked, first, folder = (words := accept_steps.reference(own, kind, scorers[kind]))[:6]
+        assert (module, asked, first, folder) == ("benchmarks.reference_scores", kind, "--images", str(ROOT))
+        parsed = reference_scores._parser().parse_args(words[3:])
+        assert str(parsed.model) == scorers[kind].model.checkpoint  # type: ignore[union-attr]
+    own.params, own.references = SimpleNamespace(scorers=scorers), {}
+    found = accept_steps.references(own)
+    assert found.outcome == "not checked"
+    assert found.numbers["imagereward"].startswith("not checked: needs --reference imagereward=FOLDER")
+    assert found.numbers["pickscore"].endswith("known here of pickscore")
+
+
+def fails(_: Trial) -> Found:
+    raise StageFailed("train@a-0", 3, ["lines", "error: x.csv: must | have rows; add one", "later"])
+
+
+def breaks(_: Trial) -> Found:
+    raise KeyError("a bug")
+
+
+def test_a_failure_leaves_the_other_steps_and_heads_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = {
+        "first": (fails, ()),
+        "second": (lambda _: Found("pass", "Seen.", {"rows": [{"a": 1.0}], "b": {"c": [2.0, None]}}), ()),
+        "third": (fails, ("first",)),
+        "fourth": (breaks, ()),
+    }
+    monkeypatch.setattr(accept, "STEPS", steps)
+    monkeypatch.setattr(accept, "cards_of_driver", list)
+    assert call("accept", ["--preset", "smoke", "--out", str(tmp_path / "out")]) == 1
+    page = (tmp_path / "out" / "acceptance.md").read_text()
+    said = "stage train@a-0 failed with exit code 3 (bad input) error: x.csv: must \\| have rows; add one"
+    assert page.splitlines()[0] == f"# smoke: failed at step 'first'. {said} Also failed: fourth."
+    found = json.loads((tmp_path / "out" / "acceptance.json").read_text())
+    assert [step["outcome"] for step in found["steps"]] == ["fail", "pass", "not checked", "fail"]
+    assert found["steps"][2]["said"] == "It needs the step 'first'."
+    assert "See log.txt" in found["steps"][3]["said"]
+    assert "KeyError: 'a bug'" in (tmp_path / "out" / "log.txt").read_text()
+    assert "| 1 |" in page and "- b: c 2, none" in page
+    assert "third: not checked" in capsys.readouterr().out
+
+
+def test_an_error_that_explains_itself_needs_no_log() -> None:
+    def check(_: Trial) -> Found:
+        raise DataError("prompts.txt: must exist; write it")
+
+    own: Any = SimpleNamespace(say=io.StringIO().write)
+    assert accept.found_by(check, own).said == "prompts.txt: must exist; write it"
+
+
+def test_a_reference_needs_a_known_kind_and_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("accept", ["--preset", "smoke", "--reference", "clip=."]) == 2
+    assert "--reference: must be KIND=FOLDER, a kind of imagereward, hpsv3" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_whole_command_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The cards are made up, so that the step `processes` runs too, on CPUs."""
+    monkeypatch.setattr(accept, "ROOT", make_checkout(tmp_path / "checkout"))
+    monkeypatch.setattr(accept, "cards_of_driver", lambda: [UNKNOWN] * 4)
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
+    code = call("accept", ["--preset", "smoke", "--out", str(tmp_path / "out")])
+    found = json.loads((tmp_path / "out" / "acceptance.json").read_text())
+    outcomes = {step["name"]: (step["outcome"], step["said"]) for step in found["steps"]}
+    assert code == 0, outcomes
+    assert [name for name, (outcome, _) in outcomes.items() if outcome != "pass"] == ["references"]
+    assert outcomes["resume"][1].endswith("the same bytes.")
+    assert {row["stage"] for row in found["steps"][4]["numbers"]["stages"]} >= {
+        "train@dance-0",
+        "generate@dance-0",
+        "try_scorers",
+    }
+    assert "with 4 processes" in outcomes["processes"][1] and "with 2." in outcomes["processes"][1]
+    assert (tmp_path / "out" / "workspace" / "artifacts" / "report" / "index.html").exists()
