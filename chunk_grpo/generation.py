@@ -96,7 +96,8 @@ def generate(
         tuned: Context of the trained policy; None: images of the base model alone.
         prompts: P prompts.
         settings: Sizes and seed.
-        drawn: Called with the number of images of each batch of a mode once they are made.
+        drawn: Called after each denoising step with the number of images that took it. An image takes `num_steps`
+            steps; with `tuned` the base model takes `base_steps` more for the mode "hybrid".
         share: (k, N): every N-th batch from number k, for one of N processes.
 
     Yields:
@@ -109,10 +110,8 @@ def generate(
     batches = [_Batch.of(span, prompts, settings) for span in spans[share[0] :: share[1]]]
     if tuned is None:
         for batch in batches:
-            finals = batch.drawn_by(base, batch.noise(base), settings)[:, -1]
-            images = _images(base, "base", batch, finals)
-            drawn(len(batch))
-            yield images
+            finals = batch.drawn_by(base, batch.noise(base), settings, drawn)[:, -1]
+            yield _images(base, "base", batch, finals)
         return
     switch = sum(
         not uses_base(step, settings.num_steps, settings.base_steps) for step in range(settings.num_steps)
@@ -121,18 +120,15 @@ def generate(
         kept = _Kept(file, sum(map(len, spans)), base.latent_shape)
         with tuned() as policy:
             for batch in batches:
-                states = batch.drawn_by(policy, batch.noise(base), settings)
+                states = batch.drawn_by(policy, batch.noise(base), settings, drawn)
                 _require_finite("tuned", batch, states[:, -1])
                 kept.put(batch.span, states[:, [switch, -1]])
-                drawn(len(batch))
             del policy
         for batch in batches:
             at_switch, finals = kept.get(batch.span).to(base.device).unbind(dim=1)
             images = _images(base, "tuned", batch, finals)
-            hybrid = batch.drawn_by(base, at_switch, settings, first_step=switch)[:, -1]
-            images += _images(base, "hybrid", batch, hybrid)
-            drawn(len(batch))
-            yield images
+            hybrid = batch.drawn_by(base, at_switch, settings, drawn, first_step=switch)[:, -1]
+            yield images + _images(base, "hybrid", batch, hybrid)
 
 
 @dataclass(frozen=True)
@@ -168,11 +164,18 @@ class _Batch:
         return sample_noise((len(self), *family.latent_shape), streams).to(family.device)
 
     def drawn_by(
-        self, family: Family, start: Tensor, settings: GenerationSettings, first_step: int = 0
+        self,
+        family: Family,
+        start: Tensor,
+        settings: GenerationSettings,
+        drawn: Callable[[int], None],
+        first_step: int = 0,
     ) -> Tensor:
-        """States of the ODE from `start` [B, L, D] to the image, [B, steps + 1, L, D]."""
+        """States of the ODE from `start` [B, L, D] to the image, [B, steps + 1, L, D]; `drawn` as in `generate`."""
         velocity = velocity_function(family, self.prompts.conditioning.to(family.device))
-        return rollout_ode(lambda step: velocity, start, settings.times, first_step=first_step)
+        return rollout_ode(
+            lambda step: velocity, start, settings.times, lambda step: drawn(len(self)), first_step=first_step
+        )
 
 
 def batch_spans(prompts: PromptSet, settings: GenerationSettings) -> list[range]:

@@ -22,16 +22,17 @@ LOG_INTERVAL = 10.0
 class Meter:
     """Shows finished units of `total`. Use as a context manager and call `advance` after each unit."""
 
-    def __init__(self, label: str, total: int, done: int = 0) -> None:
-        """Start at `done` of `total` units, shown under `label`."""
-        self._label, self._total, self._done, self._first = label, total, done, done
+    def __init__(self, label: str, total: int, done: int = 0, parts: int = 1) -> None:
+        """Start at `done` of `total` units, shown under `label`; `advance` counts parts, `parts` of them a unit."""
+        self._label, self._total, self._parts = label, total, parts
+        self._done = self._first = done * parts
         self._console = Console(stderr=True)
         self._bar: Progress | None = None
         self._start = self._last_line = time.monotonic()
 
     def __enter__(self) -> Meter:
         if self._done:
-            line = f"{self._label}: continues at {self._done}/{self._total}"
+            line = f"{self._label}: continues at {self._done // self._parts}/{self._total}"
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
         if self._console.is_terminal:
             columns = (
@@ -41,23 +42,25 @@ class Meter:
                 TimeElapsedColumn(),
             )
             self._bar = Progress(*columns, TextColumn("eta"), TimeRemainingColumn(), console=self._console)
-            self._bar.add_task(self._label, total=self._total, completed=self._done)
+            self._bar.add_task(self._label, total=self._total, completed=done)
             self._bar.start()
         return self
 
     def advance(self, count: int = 1, note: str = "") -> None:
-        """Report `count` more finished units; `note` is shown beside the count."""
+        """Report `count` more finished parts; `note` is shown beside the count of units."""
         self._done += count
         if self._bar is not None:
             self._bar.update(
-                self._bar.task_ids[0], advance=count, description=f"{self._label} {note}".rstrip()
+                self._bar.task_ids[0],
+                completed=self._done / self._parts,
+                description=f"{self._label} {note}".rstrip(),
             )
             return
-        now = time.monotonic()
-        if now - self._last_line >= LOG_INTERVAL or self._done >= self._total:
+        now, total = time.monotonic(), self._total * self._parts
+        if now - self._last_line >= LOG_INTERVAL or self._done >= total:
             self._last_line = now
-            left = (now - self._start) / max(self._done - self._first, 1) * (self._total - self._done)
-            line = f"{self._label}: {self._done}/{self._total} {note}".rstrip()
+            left = (now - self._start) / max(self._done - self._first, 1) * (total - self._done)
+            line = f"{self._label}: {self._done // self._parts}/{self._total} {note}".rstrip()
             self._console.print(f"{line}, {left:.0f} s left", markup=False, highlight=False, soft_wrap=True)
 
     def __exit__(

@@ -25,3 +25,15 @@ def test_progress_line_shows_remaining_seconds(
         meter.advance()
         meter.advance()
     assert capsys.readouterr().err == ("drawing [base]: continues at 4/10\ndrawing [base]: 6/10, 40 s left\n")
+
+
+def test_parts_of_units_are_counted_and_whole_units_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After 30 of 2 x 50 parts in 30 s: no unit is whole, and the last 70 parts take 70 s."""
+    clock = iter([100.0, 130.0, 200.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with Meter("drawing", 2, parts=50) as meter:
+        meter.advance(30)
+        meter.advance(70)
+    assert capsys.readouterr().err == "drawing: 0/2, 70 s left\ndrawing: 2/2, 0 s left\n"

@@ -46,7 +46,8 @@ def drawn(
     """
     spans = batch_spans(prompts, settings)
     own_images = sum(map(len, spans[workers.share[0] :: workers.share[1]]))
-    with Meter(label, (1 if tuned is None else 2) * own_images) as meter:
+    steps = settings.num_steps + (0 if tuned is None else settings.base_steps)
+    with Meter(label, own_images, parts=steps) as meter:
         context = None if tuned is None else partial(tuned, base)
         batches = generate(base, context, prompts, settings, meter.advance, workers.share)
         for images in workers.in_order(spans, lambda _: [made(image) for image in next(batches)]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -54,12 +54,11 @@ def profiled(
 
     def measure(batch: Sequence[tuple[int, int]]) -> Curves:
         rows, own = prompts.rows([row for row, _ in batch]), [seed for _, seed in batch]
-        return Curves(rows.ids, own, _distances(family, rows, own, times, noise, with_ode))
+        return Curves(rows.ids, own, _distances(family, rows, own, times, noise, with_ode, meter.advance))
 
-    with Meter("profiling", len(jobs)) as meter:
-        for found in workers.in_order(batches, measure):
-            yield found
-            meter.advance(len(found.seeds))
+    own_jobs = sum(map(len, batches[workers.share[0] :: workers.share[1]]))
+    with Meter("profiling", own_jobs, parts=sampling.num_steps * (1 + with_ode)) as meter:
+        yield from workers.in_order(batches, measure)
 
 
 def _distances(
@@ -69,16 +68,22 @@ def _distances(
     times: Tensor,
     noise: tuple[Tensor, Sampler],
     with_ode: bool,
+    moved: Callable[[int], None],
 ) -> dict[str, Tensor]:
+    """Distances by kind of sampler; `moved` is called after each step with the number of images that took it."""
     names = list(zip(prompts.ids, seeds, strict=True))
     start = sample_noise((len(names), *family.latent_shape), [generator("profile", *n) for n in names])
     start = start.to(family.device)
     velocity = velocity_function(family, prompts.conditioning.to(family.device))
     noises = [generator("profile-steps", *name) for name in names]
     strengths, sampler = noise
-    runs = {"sde": rollout_sde(velocity, start, times, strengths, noises, sampler=sampler).states}
+
+    def on_step(step: int) -> None:
+        moved(len(names))
+
+    runs = {"sde": rollout_sde(velocity, start, times, strengths, noises, on_step, sampler=sampler).states}
     if with_ode:
-        runs["ode"] = rollout_ode(lambda step: velocity, start, times)
+        runs["ode"] = rollout_ode(lambda step: velocity, start, times, on_step)
     for kind, states in runs.items():
         _require_finite(kind, states, prompts)
     return {kind: relative_l1(states).cpu() for kind, states in runs.items()}
