@@ -44,12 +44,12 @@ def summary(plan: Plan) -> str:
     machine = plan.machine
     cards = f"{machine.gpus} x {machine.gpu} of {machine.memory_gb:g} GB"
     each = ", ".join(
-        f"{stage.name.removeprefix('train ')} {_range(stage.seconds.least / 3600, stage.seconds.most / 3600)} h"
+        f"{stage.name.removeprefix('train ')} {_time(stage.seconds.least, stage.seconds.most)}"
         for stage in plan.stages
         if stage.name.startswith("train ")
     )
     facts = [
-        f"{_range(*plan.total.hours)} h (training: {each})",
+        f"{_hours(plan.total.hours)} (training: {each})",
         f"{_number(plan.storage.disk / GIGA)} GB of disk",
         f"{_number(plan.downloads / GIGA)} GB of weights to download",
     ]
@@ -66,9 +66,9 @@ def _cards(plan: Plan) -> Table:
     for card in plan.cards:
         fits, word = ("yes", "leaves") if card.left >= 0 else ("NO", "lacks")
         room = f"{card.fullest} {word} {abs(card.left) / GIB:.1f}"
-        rows.append((card.gpu, f"{card.memory_gb:g}", fits, room, _range(*card.hours)))
+        rows.append((card.gpu, f"{card.memory_gb:g}", fits, room, _hours(card.hours)))
     title = f"The same run on other cards, {plan.machine.gpus} of each"
-    return _table(title, ("", "GB", "fits", "GiB", "hours"), rows)
+    return _table(title, ("", "GB", "fits", "GiB", "time"), rows)
 
 
 def _passes(plan: Plan) -> Table:
@@ -128,15 +128,15 @@ def _stages(plan: Plan) -> Table:
             stage.name,
             str(stage.gpus),
             _number(stage.flop / PETA),
-            _range(stage.seconds.least / 3600, stage.seconds.most / 3600),
+            _time(stage.seconds.least, stage.seconds.most),
         )
         for stage in plan.stages
     ]
-    rows.append(("in all", "", _number(sum(s.flop for s in plan.stages) / PETA), _range(*plan.total.hours)))
+    rows.append(("in all", "", _number(sum(s.flop for s in plan.stages) / PETA), _hours(plan.total.hours)))
     if plan.total.money is not None:
         least, most = plan.total.money
         rows.append((f"money at {plan.machine.price:g} a GPU and hour", "", "", _range(least, most)))
-    return _table("Stages, all variants and seeds", ("", "GPUs", "PFLOP", "hours"), rows)
+    return _table("Stages, all variants and seeds", ("", "GPUs", "PFLOP", "time"), rows)
 
 
 def _memory(plan: Plan) -> Table:
@@ -197,6 +197,17 @@ def _number(value: float) -> str:
 def _range(least: float, most: float) -> str:
     same = _number(least) == _number(most)
     return _number(least) if same else f"{_number(least)} to {_number(most)}"
+
+
+def _hours(found: tuple[float, float]) -> str:
+    """A range of hours, with its unit."""
+    return _time(*(3600 * each for each in found))
+
+
+def _time(least: float, most: float) -> str:
+    """A range of seconds, in the largest unit of which it has at least one."""
+    unit, name = next(((size, name) for size, name in ((3600, "h"), (60, "min")) if most >= size), (1, "s"))
+    return f"{_range(least / unit, most / unit)} {name}"
 
 
 def _gigabytes(size: float) -> str:

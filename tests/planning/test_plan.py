@@ -211,7 +211,9 @@ def test_the_first_sentence_and_the_cards() -> None:
     assert said.endswith(" at 2.5 a GPU and hour.") and " GB of weights to download, " in said
     scorers = scoring(FLUX, tuple(FLUX.scorers)).bytes
     assert found.downloads - scorers == pytest.approx(33.74e9, rel=1e-3)
-    assert plan(load_own(), 1).downloads == 0
+    toy = plan(load_own(), 1)
+    assert toy.downloads == 0
+    assert " s (training: chunk-ws " in summary(toy) and "e-0" not in summary(toy)
     cards = {card.gpu: card for card in found.cards}
     assert next(iter(cards)) == "RTX4090" and cards["RTX4090"].left < 0 < cards["H100"].left
     assert cards["H100"].hours == pytest.approx(found.total.hours)
