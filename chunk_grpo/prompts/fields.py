@@ -31,6 +31,12 @@ class FieldNames:
     """Field with the category; None: the field named category, in any case, if there is one."""
     metadata: tuple[str, ...] | None = None
     """Fields that scorers get; None: all others."""
+    key: str = ""
+    """Key of the file in params.yaml, for messages; "": it has none."""
+
+    def setting(self, name: str) -> str:
+        """A setting of the file, as messages name it."""
+        return f"`{self.key}.{name}`" if self.key else f"`{name}`"
 
     def among(self, names: Sequence[str]) -> ChosenFields:
         """Select the fields of a record with these names; ValueError if a required one is missing or ambiguous."""
@@ -38,17 +44,17 @@ class FieldNames:
         categories = _matching(names, self.category, ("category",))
         if len(prompts) != 1:
             field = f"{self.prompt or 'prompt'!r} with the prompt"
-            raise _not_one(field, len(prompts), names, "name it by `prompt_field`")
+            raise _not_one(field, len(prompts), names, f"name it by {self.setting('prompt_field')}")
         if len(categories) > 1 or (self.category is not None and not categories):
             field = repr(self.category or "category")
-            raise _not_one(field, len(categories), names, "name it by `category_field`")
+            raise _not_one(field, len(categories), names, f"name it by {self.setting('category_field')}")
         category = categories[0] if categories else None
         others = [name for name in names if name.strip() and name not in (prompts[0], category)]
         wanted = others if self.metadata is None else list(self.metadata)
         counts = Counter(names)
         for name in wanted:
             if counts[name] != 1:
-                remedy = "name the fields that scorers get by `metadata_fields` ([]: none)"
+                remedy = f"name the fields that scorers get by {self.setting('metadata_fields')} ([]: none)"
                 raise _not_one(repr(name), counts[name], names, remedy)
         return ChosenFields(prompts[0], category, tuple(wanted))
 

@@ -80,7 +80,7 @@ def read_prompt_file(source: PromptSource, rules: PromptChecks) -> CheckedPrompt
         what = suffix or ("a folder; name a file in it" if Path(source.name).is_dir() else "no ending")
         raise DataError(
             f"{source.name}: must end in {', '.join(_SUFFIXES)}, got {what}. Rename the file, or save it in one of "
-            "these formats; of a data set on the hub, name the file to read by `hub_file`."
+            f"these formats; of a data set on the hub, name the file to read by {source.fields.setting('hub_file')}."
         )
     location = source.location
     if source.file is not None:
@@ -161,7 +161,9 @@ class _Reader:
             kind: Kind = "category" if self._source.fields.category is None else "records"
             message = f"{chosen.category!r} must be text or a whole number, got {beginning(category)}"
             if kind == "records":
-                message += "; name another by `category_field`, or set that to null"
+                message += (
+                    f"; name another by {self._source.fields.setting('category_field')}, or set that to null"
+                )
             self._findings.add(kind, "category of another kind", self._source.name, line, message)
             if kind == "records":
                 return None

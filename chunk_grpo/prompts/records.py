@@ -193,7 +193,8 @@ def parquet_records(
                 if unpacked > _MAX_BYTES:
                     raise DataError(
                         f"{source}, row {number + 1}: the rows up to here must have at most {_MAX_BYTES / 2**30:g} "
-                        "GiB; name the columns that scorers need by `metadata_fields` ([]: none), or set `limit`"
+                        f"GiB; name the columns that scorers need by {fields.setting('metadata_fields')} ([]: none), "
+                        f"or set {fields.setting('limit')}"
                     )
                 for values in zip(*arrays, strict=True):
                     read = [_json_value(value.as_py()) for value in values]
@@ -233,7 +234,9 @@ def _require_file(location: Location) -> None:
     if is_remote(location) or Path(location).is_file():
         return
     reason = "not a file" if Path(location).exists() else "no such file"
-    raise DataError(f"{location}: {reason}. Fix the path; for a data set on the hub, set `hub_file` as well.")
+    raise DataError(
+        f"{location}: {reason}. Fix the path; for a data set on the hub, set `hub_file` beside it."
+    )
 
 
 def _text(location: Location) -> str:

@@ -99,17 +99,17 @@ def _files(settings: PromptsParams, limits: Limits) -> Iterator[Split]:
     if settings.train_file is None:
         raise ValueError("prompts.train_file: required")  # for mypy: params.yaml is rejected before this
     content = content_key if settings.source == "geneval" else text_key
-    read = _read(settings.train_file, settings, limits)
+    read = _read(settings.train_file, "prompts.train_file", settings, limits)
     drawn = CheckedPrompts(tuple(random.Random(settings.seed).sample(read.rows, len(read.rows))), read.report)
     if settings.eval_file is None:
         train, evaluated = _of_one_file(drawn, settings, content)
     else:
-        _require(drawn, settings.train_count, "prompts.train_count", settings.train_file)
-        held_out = _read(settings.eval_file, settings, limits)
-        _require(held_out, settings.eval_count, "prompts.eval_count", settings.eval_file)
+        _require(drawn, settings.train_count, "prompts.train_count", "train_file", settings)
+        held_out = _read(settings.eval_file, "prompts.eval_file", settings, limits)
+        _require(held_out, settings.eval_count, "prompts.eval_count", "eval_file", settings)
         evaluated = held_out.part(0, settings.eval_count)
         train = _without_shared(drawn, evaluated, settings, content)
-        _require(train, settings.train_count, "prompts.train_count", settings.train_file)
+        _require(train, settings.train_count, "prompts.train_count", "train_file", settings)
         train = train.part(0, settings.train_count)
     yield Split("train", train.rows, train.report)
     yield Split("eval", evaluated.rows, evaluated.report)
@@ -125,7 +125,7 @@ def _of_one_file(
     others = tuple(row for row in after if content(row) not in known)
     if len(others) < settings.eval_count and settings.train_file is not None:
         needed = settings.train_count + settings.eval_count
-        _require(drawn, needed, "prompts.train_count + prompts.eval_count", settings.train_file)
+        _require(drawn, needed, "prompts.train_count + prompts.eval_count", "train_file", settings)
         raise DataError(
             f"{settings.train_file.path}: must hold prompts.eval_count = {settings.eval_count} prompts that are not "
             f"trained on, got {len(others)}: {len(after) - len(others)} of the other {len(after)} ask for the same as "
@@ -155,14 +155,21 @@ def _without_shared(
     return CheckedPrompts(rows, replace(found, kept=len(rows), used=len(rows)))
 
 
-def _require(checked: CheckedPrompts, count: int, name: str, file: PromptFile) -> None:
-    report = checked.report
+def _require(
+    checked: CheckedPrompts,
+    count: int,
+    name: str,
+    key: Literal["train_file", "eval_file"],
+    settings: PromptsParams,
+) -> None:
+    """DataError unless the file has `count` prompts, the value of `name` in params.yaml."""
+    report, file = checked.report, getattr(settings, key)
     if report.kept >= count:
         return
     lost = report.read - report.kept
     got = f"{report.kept} ({report.read} were read and {lost} dropped)" if lost else f"{report.kept}"
     bound = file.limit is not None and report.read >= file.limit
-    steps = f"raise its `limit`, which ends reading after {file.limit}, " if bound else ""
+    steps = f"raise `prompts.{key}.limit`, which ends reading after {file.limit}, " if bound else ""
     raise DataError(
         f"{file.path}: must hold {name} = {count} prompts, got {got}; {steps}lower the counts or add prompts"
         f"{dropped(report.findings, report.unit)}"
@@ -170,15 +177,15 @@ def _require(checked: CheckedPrompts, count: int, name: str, file: PromptFile) -
 
 
 def _read(
-    file: PromptFile, settings: PromptsParams, limits: Limits, *, plain: bool = False
+    file: PromptFile, key: str, settings: PromptsParams, limits: Limits, *, plain: bool = False
 ) -> CheckedPrompts:
-    """Prompts of a file; `plain`: of the kind `file`, whatever the source is."""
+    """Prompts of a file, `key` in params.yaml; `plain`: of the kind `file`, whatever the source is."""
     checks = settings.checks
     if settings.source == "geneval" and not plain:
         path = file.path if file.hub_file is None else hub_file(file.path, file.hub_file, file.revision)
         checked = read_geneval(path, checks, file.limit)
     else:
-        fields = FieldNames(file.prompt_field, file.category_field, file.metadata_fields)
+        fields = FieldNames(file.prompt_field, file.category_field, file.metadata_fields, key)
         source = PromptSource(file.path, file.hub_file, file.revision, fields=fields, limit=file.limit)
         checked = read_prompt_file(source, checks)
     return drop_long(checked, checks, limits()) if checks.too_long == "drop" else checked
@@ -190,7 +197,8 @@ def _benchmark(name: str, benchmark: AnyBenchmark, settings: PromptsParams, limi
         part: Literal["eval", "all"] = "eval" if settings.source == "coco" else "all"
         return Split(name, coco_prompts(benchmark.count, benchmark.seed, part))
     if isinstance(benchmark, FilePrompts):
-        checked = _read(benchmark.file, settings, limits, plain=True).part(0, benchmark.count)
+        key = f"prompts.benchmarks.{name}.file"
+        checked = _read(benchmark.file, key, settings, limits, plain=True).part(0, benchmark.count)
     elif isinstance(benchmark, GenEvalPrompts):
         checked = read_geneval_benchmark(benchmark.path, settings.checks, benchmark.count)
     elif isinstance(benchmark, DpgPrompts):

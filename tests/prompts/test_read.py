@@ -346,7 +346,7 @@ class TestBrokenFiles:
         self, make: Callable[[Path], object], reason: str, name: str, tmp_path: Path
     ) -> None:
         make(tmp_path / name)
-        rest = "Fix the path; for a data set on the hub, set `hub_file` as well."
+        rest = "Fix the path; for a data set on the hub, set `hub_file` beside it."
         assert refused(tmp_path / name) == f"{reason}. {rest}"
 
     def test_a_line_without_end_is_refused_before_it_reaches_a_tokenizer(self, tmp_path: Path) -> None:

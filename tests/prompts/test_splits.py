@@ -138,6 +138,21 @@ def test_one_file_of_geneval_is_shared_out_by_content(tmp_path: Path) -> None:
         splits(source="geneval", train_file=file, train_count=8, eval_count=12)
 
 
+def test_a_missing_field_names_the_whole_key(tmp_path: Path) -> None:
+    good, bad = tmp_path / "a.csv", tmp_path / "b.csv"
+    good.write_text("prompt\nx\ny\nz\n")
+    bad.write_text("caption\na\nb\n")
+    for settings, key in (
+        ({"train_file": {"path": str(bad)}}, "prompts.train_file.prompt_field"),
+        (
+            {"train_file": {"path": str(good)}, "eval_file": {"path": str(bad)}},
+            "prompts.eval_file.prompt_field",
+        ),
+    ):
+        with pytest.raises(DataError, match=f"name it by `{key}`"):
+            splits(**settings)
+
+
 def test_a_file_that_is_too_short_is_named_with_the_key_and_its_duplicates(tmp_path: Path) -> None:
     file, short = write(tmp_path / "a.txt", "x", "y", "z"), write(tmp_path / "b.txt", "a")
     doubles = write(tmp_path / "c.txt", "x", "y", "x", "z", "x", "v", "w")
@@ -152,7 +167,7 @@ def test_a_file_that_is_too_short_is_named_with_the_key_and_its_duplicates(tmp_p
         ({"train_file": file, "eval_file": short}, r"b.txt: must hold prompts.eval_count = 2 prompts, got 1"),
         (
             {"train_file": doubles | {"limit": 5}, "checks": checks},
-            r"5 were read and 2 dropped\); raise its `limit`",
+            r"5 were read and 2 dropped\); raise `prompts.train_file.limit`",
         ),
         (
             {"train_file": doubles, "train_count": 4, "checks": checks},
