@@ -42,7 +42,7 @@ class Meter:
                 TimeElapsedColumn(),
             )
             self._bar = Progress(*columns, TextColumn("eta"), TimeRemainingColumn(), console=self._console)
-            self._bar.add_task(self._label, total=self._total, completed=done)
+            self._bar.add_task(self._label, total=self._total, completed=self._done // self._parts)
             self._bar.start()
         return self
 

@@ -155,6 +155,7 @@ def test_a_missing_key_is_named() -> None:
 def test_missing_optional_key_gets_default_and_notice() -> None:
     given = copy.deepcopy(RAW)
     del given["train"]["kl_coef"], given["train"]["heldout"]["every"], given["prompts"]["checks"]
+    del given["train"]["ema_decay"]  # null: not listed
     given["encode"] = {}
     params = parse_params(given)
     assert (params.train.kl_coef, params.train.heldout.every, params.encode.batch_size) == (0.0, 10, 8)

@@ -37,3 +37,14 @@ def test_parts_of_units_are_counted_and_whole_units_shown(
         meter.advance(30)
         meter.advance(70)
     assert capsys.readouterr().err == "drawing: 0/2, 70 s left\ndrawing: 2/2, 0 s left\n"
+
+
+def test_a_terminal_gets_a_bar_with_whole_units(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    with Meter("drawing", 4, done=1, parts=50) as meter:
+        meter.advance(149)
+        meter.advance(1)
+    assert "4/4" in capsys.readouterr().err

@@ -11,7 +11,9 @@ from chunk_grpo.config.section import Section
 
 def notices(params: Params) -> Iterator[str]:
     """Yield one sentence per remark, with its key."""
-    if defaults := list(filled_in(params)):
+    # null is the absence of a setting, which leaving it out says as well
+    defaults = [f"{key} = {json.dumps(value)}" for key, value in filled_in(params) if value is not None]
+    if defaults:
         yield f"left out, so with their defaults: {', '.join(defaults)}"
     train, listed = params.train, params.prompts.train_count
     draws = len(train.seeds) * train.iterations * train.prompts_per_iteration
@@ -25,12 +27,11 @@ def notices(params: Params) -> Iterator[str]:
         )
 
 
-def filled_in(section: Section, name: str = "") -> Iterator[str]:
-    """Yield each key that params.yaml leaves out, as `key = value`. Variants and scorers are not looked at."""
+def filled_in(section: Section, name: str = "") -> Iterator[tuple[str, object]]:
+    """Yield each key that params.yaml leaves out, and its value. Variants and scorers are not looked at."""
     for key in type(section).model_fields:
         value = getattr(section, key)
         if key not in section.model_fields_set:
-            shown = value.model_dump(mode="json") if isinstance(value, Section) else value
-            yield f"{name}{key} = {json.dumps(shown)}"
+            yield f"{name}{key}", value.model_dump(mode="json") if isinstance(value, Section) else value
         elif isinstance(value, Section):
             yield from filled_in(value, f"{name}{key}.")
