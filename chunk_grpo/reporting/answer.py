@@ -15,7 +15,7 @@ _KEY = "training_reward"
 
 
 def answer_lines(summary: Mapping[str, Any] | Path) -> list[str]:
-    """The answer, the training reward of base, tuned and hybrid, and how many images became right or wrong.
+    """The answer, the training reward of base, tuned and hybrid, how many images became right or wrong, and a caution.
 
     `summary` is the report's summary.json, or its path. Of many policies, only the first have a line. The file is a
     DataError if it is missing or corrupt.
@@ -35,7 +35,7 @@ def answer_lines(summary: Mapping[str, Any] | Path) -> list[str]:
     ]
     if len(policies) > MANY:
         lines.append(f"  and {len(policies) - MANY} more in the report")
-    return lines + _flips(answer["flips"])
+    return [*lines, *_flips(answer["flips"]), *filter(None, [answer["caution"]])]
 
 
 def _texts(found: Mapping[str, float | None]) -> tuple[str, str]:

@@ -42,6 +42,11 @@ PAPER_SCORERS = {"hpsv3": "HPSv3", "imagereward": "ImageReward", "pickscore": "P
 FEW_SCORERS = 2
 """With more scorers outside the reward than this, those without a shown difference share one sentence."""
 
+ONLY_TRAINED = (
+    "Only the trained reward was measured, and it may rise while the images get worse: measure by a scorer outside the "
+    "reward too."
+)
+
 REWARD_METRICS = {
     "heldout_reward": "training reward on held-out prompts, fixed noise",
     "reward_mean": "training reward on the iteration’s prompts",
@@ -128,7 +133,13 @@ class Content:
             if (c.mode, c.measure) == ("tuned", REWARD) and c.variant in settings.variants
         ]
         named = {settings.label(m): pairs for m, pairs in self.pairs.items()}
-        self.remarks = [*_remarks(self.comparisons, settings), *order_sentences(named)]
+        measured = {*settings.scorers, *settings.training.unseen}
+        self.caution = ONLY_TRAINED if measured <= settings.rewards.keys() else None
+        self.remarks = [
+            *filter(None, [self.caution]),
+            *_remarks(self.comparisons, settings),
+            *order_sentences(named),
+        ]
         self.method = f"{METHOD} {_reach(tuned, settings.label(REWARD))}".rstrip()
         self.preference = tables.policy_table(main, settings.drawn, shown, settings.label)
         is_visible = any(grid.changed for grid in self.grids)
@@ -301,7 +312,7 @@ def _not_run(
 ) -> list[str]:
     found, kinds = [], {use.kind for use in settings.measured}
     missing = [name for kind, name in PAPER_SCORERS.items() if kind not in kinds]
-    if missing:
+    if missing and settings.is_like_paper:
         found.append(f"The paper’s reward models: {', '.join(missing)}.")
     benchmarks = [one.benchmark for one in judged if one.benchmark is not None]
     found.extend(filter(None, [benchmarks_not_run(benchmarks)]))
@@ -313,7 +324,8 @@ def _not_run(
         found.append("Splits other than eval: none was scored.")
     if settings.other_plans:
         found.append(f"Training with the chunk plans {', '.join(settings.other_plans)}.")
-    found.extend(not_trained(settings.training))
+    if settings.is_like_paper:
+        found.extend(not_trained(settings.training))
     return found
 
 

@@ -24,6 +24,9 @@ BASE = "base"
 MODES = ("tuned", "hybrid")
 GIVEN = ("tuned",)
 """Modes of images that were made elsewhere."""
+PAPER_KINDS = {"hpsv3", "imagereward", "pickscore", "geneval", "wise"}
+"""Kinds of scorers with which the paper trains or evaluates."""
+
 REWARD = "training reward"
 """The weighted sum of the reward scorers, as a measure beside the scorers themselves."""
 
@@ -173,6 +176,12 @@ class ReportSettings:
     def measures(self) -> tuple[str, ...]:
         """`REWARD`, and the scorers of the eval split. A reward that is one of these scorers stands for it."""
         return (REWARD, *(name for name in self.scorers if name != self._only_reward))
+
+    @property
+    def is_like_paper(self) -> bool:
+        """Whether the paper's numbers belong beside the run's: by its scorers, or for the toy world's prompts."""
+        kinds = {use.kind for use in self.measured}
+        return self.prompt_kinds["eval"].kind == "shapes" or not kinds.isdisjoint(PAPER_KINDS)
 
     def label(self, measure: str) -> str:
         """Name of a measure; that of the training reward has its scorer if it is a single one."""

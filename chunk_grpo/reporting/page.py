@@ -196,6 +196,7 @@ def summary(content: Content) -> dict[str, object]:
             "text": content.answer,
             "measure": content.settings.label(REWARD),
             "flips": _flips(content.flips),
+            "caution": content.caution,
         },
         "base": {_key(m): _rounded(interval.mean) for m, interval in content.base.items()},
     }

@@ -8,6 +8,7 @@ import pytest
 
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.answer import answer_lines
+from chunk_grpo.reporting.content import ONLY_TRAINED
 
 SUMMARY: dict[str, Any] = {
     "prompts": 144,
@@ -17,6 +18,7 @@ SUMMARY: dict[str, Any] = {
         "text": "Yes: the reward exact rises.",
         "measure": "reward exact",
         "flips": {"scorer": "exact", "variant": "ws", "prompts": 144, "became_right": 31, "became_wrong": 20},
+        "caution": None,
     },
     "base": {"training_reward": 0.552083, "exact": 0.552083},
     "ws": {
@@ -64,6 +66,11 @@ def test_few_prompts_have_no_interval_and_graded_scores_no_flips() -> None:
     lines = answer_lines(SUMMARY | {"train_seeds": 1, "answer": answer, "ws": {"tuned": tuned}})
     assert "1 training seed," in lines[1]
     assert lines[-1] == "  ws, tuned  0.600  +0.100 (no interval: too few prompts)"
+
+
+def test_a_reward_that_was_measured_alone_ends_with_a_caution() -> None:
+    answer = SUMMARY["answer"] | {"caution": ONLY_TRAINED}
+    assert answer_lines(SUMMARY | {"answer": answer})[-1].startswith("Only the trained reward was measured")
 
 
 def test_of_many_policies_the_first_have_a_line() -> None:

@@ -12,6 +12,7 @@ from markdown_it import MarkdownIt
 
 from chunk_grpo.artifacts import read_table, table_from_rows, write_table
 from chunk_grpo.config.variant_rules import RESERVED_VARIANTS
+from chunk_grpo.reporting.content import ONLY_TRAINED
 from stages import report
 from stages._stage import run_stage
 
@@ -177,6 +178,28 @@ def test_default_title_equal_plans_and_no_wise_prompts(small: Run) -> None:
     assert report.startswith("# their-flux, trained for shapes-graded + shapes-vivid\n")
     assert report.count("| chunk | size |") == 1
     assert b"Not scored in this run." in files["index.html"]
+
+
+def test_a_run_of_ones_own_has_no_numbers_of_the_paper_and_a_caution(small: Run) -> None:
+    """One scorer, which is the reward, on a file of prompts without categories."""
+
+    def change(params: dict[str, Any]) -> None:
+        shared = {"splits": ["eval"], "batch_size": 8, "version": 1}
+        params["scorers"] = {"bright": {"kind": "external", "source": "a:b", "options": {}, **shared}}
+        params["rewards"] = {"bright": 1.0}
+        params["train"]["heldout"]["scorers"] = []
+        params["prompts"] |= {"source": "file", "train_file": {"path": "mine.txt"}, "wise_count": 0}
+
+    small.change_params(change)
+    for path in (small.root / "scores").glob("*/shapes-vivid.parquet"):
+        rows = [row | {"scorer": "bright"} for row in read_table(path, "scores").to_pylist()]
+        write_table(table_from_rows(rows, "scores"), path.with_name("bright.parquet"), "scores")
+    files = small.build()
+    report, page = files["report.md"].decode(), files["index.html"].decode()
+    assert "From the paper" not in report and "# Scores by category" not in report
+    assert 'href="#categories"' not in page
+    assert report.count(ONLY_TRAINED) == 1
+    assert json.loads(files["summary.json"])["answer"]["caution"] == ONLY_TRAINED
 
 
 @pytest.mark.parametrize(
