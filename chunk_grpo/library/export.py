@@ -17,6 +17,7 @@ from chunk_grpo.config import Params, load_params
 from chunk_grpo.config.models import ModelParams, SamplingParams
 from chunk_grpo.config.training import TrainParams
 from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.families.registry import family_class
 from chunk_grpo.families.weights.policy import comfyui_lora, merged
 from chunk_grpo.library.model import Model
 from chunk_grpo.library.training import Policy, TrainingRecord
@@ -182,8 +183,25 @@ def _write(trained: Path, out: Path, kind: Kind, name: str, card: _Card, base: M
                 comfyui_lora(trained, draft / f"{name}.safetensors")
             case "merged":
                 merged(Model(base, cfg_scale=1.0).loaded("transformer"), trained, draft)
+        _forget_folders(draft / "config.json")
         is_on_hub = not Path(base.checkpoint).exists()
         write_text(_text(card, kind, is_on_hub), str(draft / "README.md"))
+
+
+def _forget_folders(config: Path) -> None:
+    """Remove the folder that diffusers loaded the base model from, which is this machine's."""
+    if config.exists():
+        content = {key: value for key, value in read_json(str(config)).items() if key != "_name_or_path"}
+        write_text(json.dumps(content, indent=2) + "\n", str(config))
+
+
+def _without_folders(value: Any) -> Any:
+    """Settings with the last part alone of each absolute path: a card may be published."""
+    if isinstance(value, Mapping):
+        return {key: _without_folders(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(each) for each in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def _text(card: _Card, kind: Kind, is_on_hub: bool) -> str:
@@ -196,8 +214,15 @@ def _text(card: _Card, kind: Kind, is_on_hub: bool) -> str:
         autoescape=False,
     )
     environment.filters["escaped"] = escaped
+    family = family_class(card.model.family)
     return environment.get_template("card.md").render(
-        vars(card), kind=kind, is_on_hub=is_on_hub, settings=json.dumps(card.settings, indent=1)
+        vars(card),
+        kind=kind,
+        is_on_hub=is_on_hub,
+        base=card.model.checkpoint if is_on_hub else Path(card.model.checkpoint).name,
+        pipeline=family.pipeline_class.__name__,
+        network=family.network_class.__name__,
+        settings=json.dumps(_without_folders(card.settings), indent=1),
     )
 
 

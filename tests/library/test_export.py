@@ -96,7 +96,22 @@ def test_the_files_and_their_card(run: Workspace, tmp_path: Path) -> None:
             "| hybrid | 0.125 |",
             "| small | 0.250, +0.0004 (+0.0003 to +0.0005), too small to see |",
         ]
+        assert "| base model | tiny-flux, not on the hub, family flux |\n" in text
+        assert str(ROOT) not in text
+    assert "_name_or_path" not in (tmp_path / "merged" / "config.json").read_text()
     assert "ComfyUI's `models/loras`" in (tmp_path / "comfyui" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("kind", ["diffusers", "merged"])
+def test_the_lines_of_the_card_draw(
+    run: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    assert exported(run, kind, tmp_path / "out") == 0
+    monkeypatch.chdir(tmp_path / "out")
+    Path("tiny-flux").symlink_to(ROOT / "assets" / "tiny-flux")
+    lines = Path("README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    exec(lines, {})
+    assert Path("picture.png").exists()
 
 
 def test_a_base_on_the_hub_is_named_for_it(run: Workspace, tmp_path: Path) -> None:
