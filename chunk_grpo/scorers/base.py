@@ -143,11 +143,12 @@ def check_scores(name: str, scores: Scores, prompts: Sequence[str]) -> Scores:
         DataError: A value or a detail is missing, NaN or infinite.
     """
     size = len(prompts)
+    images = f"{size} image" if size == 1 else f"{size} images"
     again = "Mend the scorer, and run the same command again."
     if scores.values.shape != (size,):
         found = f"an array of {list(scores.values.shape)}" if scores.values.ndim else "a single number"
         raise DataError(
-            f"scorer {name}: needs one value for each of {size} images, an array of [{size}], got {found}. {again}"
+            f"scorer {name}: needs one value for each of {images}, an array of [{size}], got {found}. {again}"
         )
     answered = np.ones(size, dtype=bool)
     answered[list(scores.refused)] = False
@@ -160,7 +161,7 @@ def check_scores(name: str, scores: Scores, prompts: Sequence[str]) -> Scores:
     for detail, values in scores.details.items():
         if values.shape != (size,) or not np.isfinite(values[answered]).all():
             raise DataError(
-                f"scorer {name}: detail {detail!r} needs one finite value for each of {size} images, "
+                f"scorer {name}: detail {detail!r} needs one finite value for each of {images}, "
                 f"got {values.tolist()}. {again}"
             )
     return scores

@@ -29,8 +29,13 @@ def test_a_sound_groupwise_scorer_passes() -> None:
 @pytest.mark.parametrize(
     ("source", "options", "do", "rule"),
     [
-        ("odd", {}, "short", "scorer odd: needs one value for each of 6 images"),
-        ("odd", {}, "nan", "scorer odd: image 1 of the batch"),
+        (
+            "odd",
+            {},
+            "short",
+            "scorer odd (tests.scorers.odd_scorers:odd): needs one value for each of 6 images",
+        ),
+        ("odd", {}, "nan", "scorer odd (tests.scorers.odd_scorers:odd): image 1 of the batch"),
         ("odd", {}, "reversed", "independent of the order: scorer odd gave image"),
         ("odd", {}, "turned", "independent of the order: scorer odd gave image"),
         ("swayed", {}, "", "independent of the other images: scorer odd gave image 0"),

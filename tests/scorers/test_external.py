@@ -219,7 +219,8 @@ def uneven(images: NDArray[np.uint8], prompts: object, metadata: object) -> list
 
 def test_each_call_gives_a_number_for_each_of_its_images():
     with pytest.raises(
-        DataError, match=r"scorer mine: needs one value for each of 2 images, .*, got an array of \[1\]\."
+        DataError,
+        match=r"scorer mine \(.*\): needs one value for each of 2 images, .*, got an array of \[1\]\.",
     ):
         scorer(f"{HERE}:uneven").score(BATCH)
 

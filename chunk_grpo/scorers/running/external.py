@@ -125,7 +125,7 @@ class External:
         numbers = {name: self._numbers(each) for name, each in details.items()}
         scores = Scores(self._numbers(values), numbers, refused)
         # Check each call: a short and a long answer could add up to the right length with shifted scores.
-        return check_scores(self.name, scores, batch.prompts)
+        return check_scores(f"{self.name} ({self.settings.source})", scores, batch.prompts)
 
     def _answer(self, arguments: Sequence[Any]) -> Any:
         """Return value of the function, or of the instance's `score`."""
