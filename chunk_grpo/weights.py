@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ def load_weights(
     """
     device = torch.device(device)
     try:
-        with _quiet():
+        with quiet():
             network, report = model_class.from_pretrained(
                 dtype=dtype,
                 local_files_only=True,
@@ -351,14 +352,22 @@ def _source(model_class: Any, folder: str, unread: Mapping[str, Path] | None) ->
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Context in which transformers and diffusers do not log the differences, which may be harmless."""
-    loggers = [logging.getLogger(name) for name in ("transformers", "diffusers")]
+def quiet() -> Iterator[None]:
+    """Context in which transformers and diffusers log no differences, which may be harmless, and draw no bars."""
+    libraries = ("transformers", "diffusers")
+    loggers = [logging.getLogger(name) for name in libraries]
     levels = [logger.level for logger in loggers]
+    # One of them may not be installed, and what loads is imported.
+    imported = [sys.modules[f"{name}.utils.logging"] for name in libraries if name in sys.modules]
+    barred = [each for each in imported if each.is_progress_bar_enabled()]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
+    for each in barred:
+        each.disable_progress_bar()
     try:
         yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+        for each in barred:
+            each.enable_progress_bar()

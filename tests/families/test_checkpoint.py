@@ -29,6 +29,11 @@ def test_a_folder_has_no_revision(copy):
     )
 
 
+def test_loading_draws_no_bars(capfd):
+    FluxFamily.load(LoadOptions(str(TINY), height=32, width=32, max_sequence_length=8))
+    assert "Loading" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_a_file_that_is_missing(file, copy):
     (copy / file).unlink()

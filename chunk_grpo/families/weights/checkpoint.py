@@ -17,7 +17,7 @@ from torch import nn
 from chunk_grpo.errors import ConfigError, DataError, one_line
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.weights.records import may_be_hub_id
-from chunk_grpo.weights import NO_DIFFERENCES, KnownDifferences, load_weights, stored_weights
+from chunk_grpo.weights import NO_DIFFERENCES, KnownDifferences, load_weights, quiet, stored_weights
 
 _LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
 
@@ -84,7 +84,8 @@ def load_pipeline(
         if not name.startswith("tokenizer")
     }
     try:
-        pipeline = pipeline_class.from_pretrained(folder, local_files_only=True, **networks, **left_out)
+        with quiet():
+            pipeline = pipeline_class.from_pretrained(folder, local_files_only=True, **networks, **left_out)
     except Exception as error:  # tokenizers and schedulers raise anything for wrong files
         raise DataError(
             f"{folder}: cannot be loaded as {pipeline_class.__name__} ({error}). Download the checkpoint again."
