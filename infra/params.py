@@ -39,9 +39,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check() -> None:
-    """Check params.yaml, its trackers and DVC's folder for its state; print remarks. ConfigError lists all problems."""
+    """Check params.yaml, the packages that it needs, and DVC's folder for its state; print remarks.
+
+    ConfigError lists all problems of params.yaml.
+    """
     keep_own_state(ROOT)
-    check_trackers(_noted().trackers)
+    params = _noted()
+    check_trackers(params.trackers)
+    if params.model.attention_backend is not None:
+        from chunk_grpo.families.attention import check_backend  # here: torch and diffusers take seconds
+
+        check_backend(params.model.attention_backend)
 
 
 def _noted() -> Params:

@@ -33,6 +33,22 @@ def set_backend(network: Any, backend: str) -> None:
         raise ConfigError(_refusal(backend, error)) from error
 
 
+def check_backend(backend: str) -> None:
+    """Check that the packages here have a backend, without a network; whether it works is tried where it runs.
+
+    Args:
+        backend: Name in diffusers.
+
+    Raises:
+        ConfigError: A package that the backend needs is missing.
+    """
+    try:
+        with active_backend(backend):
+            pass
+    except Exception as error:  # as in set_backend
+        raise ConfigError(_refusal(backend, error)) from error
+
+
 def leave_out_cudnn() -> None:
     """Take cuDNN's attention out of torch's choice, in the whole process.
 

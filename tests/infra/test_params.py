@@ -72,3 +72,16 @@ def test_a_tracker_that_is_not_installed_is_found_before_the_first_stage(
     assert call("params", ["check"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: trackers: wandb is not installed. Run `pip install ") and "[wandb]" in said
+
+
+@pytest.mark.parametrize(("backend", "code"), [("flash", 2), ("_native_math", 0)])
+def test_an_attention_backend_that_is_not_installed_is_found_before_the_first_stage(
+    root: Path, capsys: pytest.CaptureFixture[str], backend: str, code: int
+) -> None:
+    file = root / "params.yaml"
+    file.write_text(
+        file.read_text("utf-8").replace("attention_backend: null", f"attention_backend: {backend}")
+    )
+    assert call("params", ["check"]) == code
+    said = capsys.readouterr().err
+    assert said.startswith("error: model.attention_backend: flash does not work") if code else not said
