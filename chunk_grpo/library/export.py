@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import jinja2
+from ruamel.yaml import YAML
 
 from chunk_grpo.artifacts import output_dir, read_json, write_text
-from chunk_grpo.artifacts.layout import Layout
+from chunk_grpo.artifacts.layout import ARTIFACTS, Layout
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.config.models import ModelParams, SamplingParams
 from chunk_grpo.config.training import TrainParams
@@ -133,7 +135,8 @@ def export_run(checkout: Path, variant: str, seed: int, kind: Kind, out: Path) -
 
     Raises:
         ConfigError: There is no such variant or seed, or the folder exists.
-        DataError: The run is not finished, or is no adapter where one is needed.
+        DataError: The run is not finished, the policy was trained with other settings than the last run has read, or
+            is no adapter where one is needed.
     """
     settings = Path(Layout.below(checkout).settings)
     if not settings.exists():
@@ -147,6 +150,11 @@ def export_run(checkout: Path, variant: str, seed: int, kind: Kind, out: Path) -
     trained = Path(Layout.below(checkout).transformer(variant, seed))
     if not trained.is_dir():
         raise DataError(f"{trained}: no such folder; run `chunk-grpo run` there, or `dvc pull`")
+    if not _ran_with(checkout, f"train@{variant}-{seed}", f"{ARTIFACTS}/inputs/variants/{variant}.json"):
+        raise DataError(
+            f"{trained}: was trained with other settings than {settings} has, since the last run was stopped before "
+            "its training; finish it by `chunk-grpo run`, or run it with the earlier params.yaml"
+        )
     model, local = params.model, checkout / params.model.checkpoint
     card = _Card(
         title=title_of(params),
@@ -229,7 +237,7 @@ def _text(card: _Card, kind: Kind, is_on_hub: bool) -> str:
 def _report(params: Params, checkout: Path, variant: str) -> _Measured:
     """Scores from the report of a run."""
     path = Path(Layout.below(checkout).summary)
-    if not path.exists():
+    if not path.exists() or not _ran_with(checkout, "report"):
         return _Measured("The run has no report.")
     summary = read_json(str(path))
     base, generate = summary["base"], params.generate
@@ -245,6 +253,24 @@ def _report(params: Params, checkout: Path, variant: str) -> _Measured:
         "deviation of the score over the base's images."
     )
     return _Measured(text, list(base), rows)
+
+
+def _ran_with(checkout: Path, stage: str, *records: str) -> bool:
+    """Whether a stage's last run had the settings that the run has read last; `records` are files with some of them.
+
+    By dvc.lock; without an entry there is nothing to compare.
+    """
+    lock = checkout / "dvc.lock"
+    entry = YAML(typ="safe").load(lock)["stages"].get(stage) if lock.exists() else None
+    if entry is None:
+        return True
+    settings = read_json(Layout.below(checkout).settings)
+    recorded = next(iter(entry["params"].values()))
+    digests = {each["path"]: each.get("md5") for each in entry["deps"]}
+    return all(settings.get(key) == value for key, value in recorded.items()) and all(
+        hashlib.md5((checkout / path).read_bytes(), usedforsecurity=False).hexdigest() == digests.get(path)
+        for path in records
+    )
 
 
 def _cell(found: Mapping[str, Any]) -> str:

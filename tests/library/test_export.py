@@ -1,5 +1,6 @@
 """Export of a finished run: the files, and a card that says what they are."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -131,6 +132,37 @@ def test_a_later_edit_of_the_parameters_is_not_in_the_card(run: Workspace, tmp_p
     before, after = ((tmp_path / name / "README.md").read_text() for name in ("before", "after"))
     assert before == after
     assert "learning rate 0.5" not in after
+
+
+def test_a_policy_and_a_report_of_earlier_settings_are_not_taken_for_the_last_ones(
+    run: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last run was stopped before its training, or before its report."""
+
+    def entry(*sections: str, **changes: Any) -> dict[str, Any]:
+        settings = json.loads((run.artifacts / "inputs" / "params.json").read_text())
+        content = (run.root / record).read_bytes()
+        deps = [{"path": record, "md5": hashlib.md5(content, usedforsecurity=False).hexdigest()}]
+        return {"deps": deps, "params": {"p": {name: settings[name] for name in sections} | changes}}
+
+    def lock(train: dict[str, Any], report: dict[str, Any]) -> None:
+        stages = {f"train@{VARIANT}-{seed(run)}": train, "report": report}
+        (run.root / "dvc.lock").write_text(json.dumps({"stages": stages}))
+
+    record = f"artifacts/inputs/variants/{VARIANT}.json"
+    trained, reported = entry("model", "rewards"), entry("train", "sampling")
+    lock(trained, reported)
+    assert exported(run, "diffusers", tmp_path / "same") == 0
+    assert "| tuned |" in (tmp_path / "same" / "README.md").read_text()
+    lock(trained, entry("train", sampling={}))
+    assert exported(run, "diffusers", tmp_path / "trained") == 0
+    assert "The run has no report." in (tmp_path / "trained" / "README.md").read_text()
+    lock(entry("model", rewards={}), reported)
+    assert exported(run, "diffusers", tmp_path / "other") == 3
+    assert "was trained with other settings" in capsys.readouterr().err
+    (run.root / record).write_text("{}")
+    lock(trained, reported)
+    assert exported(run, "diffusers", tmp_path / "other") == 3
 
 
 def test_what_cannot_be_exported_leaves_nothing(
