@@ -119,7 +119,7 @@ def _checkpoints(settings: Settings, machine: Machine, costs: Sequence[Iteration
     saving, every = save_seconds(checkpoint_bytes(settings), machine), settings.params.train.checkpoint_every
     iterating = every * min(cost.seconds.least for cost in costs)
     share = saving / (saving + iterating)
-    if share > NOTICEABLE:
+    if share > NOTICEABLE and saving >= 1:  # a toy's takes milliseconds
         yield Finding(
             "costs",
             f"a checkpoint takes {saving:.0f} s, the {every} iterations before it {iterating:.0f} s: {share:.0%} of "

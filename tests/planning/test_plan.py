@@ -213,6 +213,7 @@ def test_the_first_sentence_and_the_cards() -> None:
     assert found.downloads - scorers == pytest.approx(33.74e9, rel=1e-3)
     toy = plan(load_own(), 1)
     assert toy.downloads == 0
+    assert not [finding for finding in toy.findings if "a checkpoint takes" in finding.text]
     assert " s (training: chunk-ws " in summary(toy) and "e-0" not in summary(toy)
     cards = {card.gpu: card for card in found.cards}
     assert next(iter(cards)) == "RTX4090" and cards["RTX4090"].left < 0 < cards["H100"].left
