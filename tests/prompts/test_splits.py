@@ -139,18 +139,9 @@ def test_one_file_of_geneval_is_shared_out_by_content(tmp_path: Path) -> None:
 
 
 def test_a_missing_field_names_the_whole_key(tmp_path: Path) -> None:
-    good, bad = tmp_path / "a.csv", tmp_path / "b.csv"
-    good.write_text("prompt\nx\ny\nz\n")
-    bad.write_text("caption\na\nb\n")
-    for settings, key in (
-        ({"train_file": {"path": str(bad)}}, "prompts.train_file.prompt_field"),
-        (
-            {"train_file": {"path": str(good)}, "eval_file": {"path": str(bad)}},
-            "prompts.eval_file.prompt_field",
-        ),
-    ):
-        with pytest.raises(DataError, match=f"name it by `{key}`"):
-            splits(**settings)
+    good, bad = write(tmp_path / "a.txt", "x", "y", "z"), write(tmp_path / "b.csv", "caption", "a", "b")
+    with pytest.raises(DataError, match=r"name it by `prompts\.eval_file\.prompt_field`"):
+        splits(train_file=good, eval_file=bad)
 
 
 def test_a_file_that_is_too_short_is_named_with_the_key_and_its_duplicates(tmp_path: Path) -> None:
