@@ -246,9 +246,10 @@ def _report(params: Params, checkout: Path, variant: str) -> _Measured:
     rows = [["base", *(f"{value:.3f}" for value in base.values())]]
     for mode, found in summary[variant].items():
         rows.append([mode, *(_cell(found[name]) for name in base)])
+    seeds = f"{summary['train_seeds']} training seed{'s' * (summary['train_seeds'] > 1)}"
     text = (
-        f"On {summary['prompts']} held-out prompts, over {summary['train_seeds']} training seeds; difference from the\n"
-        "base model on the same prompts and noise, with 95 % intervals. Hybrid: the base model takes the last\n"
+        f"On {summary['prompts']} held-out prompts, over {seeds}; difference from the base\n"
+        "model on the same prompts and noise, with 95 % intervals. Hybrid: the base model takes the last\n"
         f"{generate.base_steps} of {generate.num_steps} steps. Too small to see: less than {SEEN:g} of the standard\n"
         "deviation of the score over the base's images."
     )

@@ -315,7 +315,8 @@ def _not_run(
     if missing and settings.is_like_paper:
         found.append(f"The paper’s reward models: {', '.join(missing)}.")
     benchmarks = [one.benchmark for one in judged if one.benchmark is not None]
-    found.extend(filter(None, [benchmarks_not_run(benchmarks)]))
+    if settings.is_like_paper:
+        found.extend(filter(None, [benchmarks_not_run(benchmarks)]))
     if not categories:
         found.append(
             "Scores by category: no scorer judges images as right or wrong, or all prompts are of one category."

@@ -197,7 +197,7 @@ def test_a_run_of_ones_own_has_no_numbers_of_the_paper_and_a_caution(small: Run)
     files = small.build()
     report, page = files["report.md"].decode(), files["index.html"].decode()
     assert "From the paper" not in report and "# Scores by category" not in report
-    assert 'href="#categories"' not in page
+    assert 'href="#categories"' not in page and "The paper’s benchmarks" not in report
     assert report.count(ONLY_TRAINED) == 1
     assert json.loads(files["summary.json"])["answer"]["caution"] == ONLY_TRAINED
 
