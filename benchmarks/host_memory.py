@@ -72,7 +72,7 @@ def stage_peaks(count: int, listed: int) -> dict[str, float]:
                     enlarge(table)
             say(f"{count:,} prompts: {stage} ...")
             module, options = workspace.options(stage)
-            peaks[stage] = run_module(folder, [module, *options]).host_mib
+            peaks[stage] = run_module(folder, [module, *options])
     return peaks
 
 

@@ -28,17 +28,18 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from chunk_grpo.artifacts import write_json, write_text
 from chunk_grpo.config import parse_params, read_raw_params
-from chunk_grpo.errors import ChunkGrpoError, ConfigError
+from chunk_grpo.errors import ChunkGrpoError, ConfigError, Stopped
 from chunk_grpo.orchestration.commands import require_clone
 from chunk_grpo.orchestration.presets import composed, overridden
 from chunk_grpo.planning.machines import GPUS
+from chunk_grpo.stopping import STOP
 from infra.accept_page import page
 from infra.accept_steps import KINDS, STEPS, Found
 from infra.accept_trial import Trial, cards_of_driver, machine_of, smaller
@@ -51,6 +52,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the steps and write the page; return the exit code."""
     options = parser().parse_args(argv)
     require_clone(ROOT)
+    try:
+        with STOP.raised():
+            return _accept(options)
+    except Stopped as stop:
+        name = str(stop).partition(".")[0]
+        raise Stopped(f"{name}; finished steps are on the page; the next call begins anew") from None
+
+
+def _accept(options: argparse.Namespace) -> int:
     references = _references(options.reference)
     cards = cards_of_driver()
     raw, source = _raw(options.preset)
@@ -60,15 +70,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     small = overridden(raw, changes, [variant], f"{source}, made smaller")
     out = options.out or ROOT / "accept" / params.composed_from
     out.mkdir(parents=True, exist_ok=True)
-    if (
-        out / "log.txt"
-    ).exists():  # of an earlier call; another folder `workspace` is left alone, and refused
+    if (out / "log.txt").exists():  # otherwise it is not ours, and refused later
         shutil.rmtree(out / "workspace", ignore_errors=True)
     planned = machine_of(cards, options.gpu, options.tflops)
     with (out / "log.txt").open("w", encoding="utf-8", buffering=1) as log:
-        trial = Trial(
-            ROOT, out.resolve(), params, small, cards, planned, references, options.hpsv3_python, log
-        )
+        trial = Trial(ROOT, out.resolve(), params, small, cards, planned, log)
+        trial.references, trial.hpsv3_python = references, options.hpsv3_python
+        trial.knows_rate = bool(options.gpu or options.tflops or (cards and cards[0].kind))
         found: dict[str, Any] = {
             "format": FORMAT,
             "preset": params.composed_from,
@@ -76,15 +84,23 @@ def main(argv: Sequence[str] | None = None) -> int:
             "variant": variant,
             "changes": changes,
             "steps": [],
+            "left": list(STEPS),
         }
+        _write(found, out)
         for step in run_steps(trial):
             found["steps"].append(step)
+            found["left"].remove(step["name"])
             sys.stdout.write(f"{step['name']}: {step['outcome']}, {step['seconds']:.0f} s. {step['said']}\n")
             sys.stdout.flush()
-            write_json(found, str(out / "acceptance.json"))  # after each step: a killed run leaves them
-            write_text(page(found), str(out / "acceptance.md"))
+            _write(found, out)
     sys.stdout.write(f"\n{out / 'acceptance.md'}\n{out / 'acceptance.json'}\n")
     return int(any(step["outcome"] == "fail" for step in found["steps"]))
+
+
+def _write(found: Mapping[str, Any], out: Path) -> None:
+    """Write both files: after each step, so that a killed call leaves what it found, and names what is left."""
+    write_json(found, str(out / "acceptance.json"))
+    write_text(page(found), str(out / "acceptance.md"))
 
 
 def run_steps(trial: Trial) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ Read this page before you send it with its JSON file: messages may name folders 
 def page(found: Mapping[str, Any]) -> str:
     """The page; its first line says what failed, and what to do."""
     steps = found["steps"]
-    lines = [f"# {_verdict(found['preset'], steps)}", PROVES]
+    lines = [f"# {_verdict(found['preset'], steps, found['left'])}", PROVES]
     lines += [f"Preset `{found['preset']}`, variant `{found['variant']}`, commit {found['commit'][:12]}.", ""]
     lines += _table(
         ("step", "outcome", "s", "seen"),
@@ -32,13 +32,15 @@ def page(found: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _verdict(preset: str, steps: Sequence[Mapping[str, Any]]) -> str:
+def _verdict(preset: str, steps: Sequence[Mapping[str, Any]], left: Sequence[str]) -> str:
     """One line."""
     failed = [step for step in steps if step["outcome"] == "fail"]
     if failed:
         others = f" Also failed: {', '.join(step['name'] for step in failed[1:])}." if failed[1:] else ""
         return f"{preset}: failed at step {failed[0]['name']!r}. {escaped(failed[0]['said'])}{others}"
     unchecked = [step["name"] for step in steps if step["outcome"] == "not checked"]
+    if left:
+        return f"{preset}: unfinished, {', '.join(left)} did not run; call the command again"
     return f"{preset}: {len(steps) - len(unchecked)} steps passed; not checked: {', '.join(unchecked) or 'nothing'}"
 
 

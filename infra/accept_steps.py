@@ -190,14 +190,17 @@ def plan_held(trial: Trial) -> Found:
             numbers[f"GiB of {row['stage']}, measured and planned"] = [found, planned]
             if found > MEMORY_LIMIT * planned:
                 over.append(f"{row['stage']} took {found:.1f} GiB of a GPU, planned {planned:.1f}")
-    known = trial.cards[0].kind is not None
-    if known and seconds > SECONDS_LIMIT * cost:
+    if trial.knows_rate and seconds > SECONDS_LIMIT * cost:
         over.append(f"an iteration took {seconds:.1f} s, planned {cost:.1f}")
     if over:
         advice = "Send this page, and leave that much more room and time than `chunk-grpo plan` says."
         return Found("fail", f"{'; '.join(over)}. {advice}", numbers)
-    unknown = "" if known else f" Seconds were not compared: the plan does not know {trial.cards[0].name}."
-    return Found("pass", f"An iteration took {seconds:.3g} s, planned {cost:.3g}.{unknown}", numbers)
+    unknown = (
+        ""
+        if trial.knows_rate
+        else f" The plan does not know the rate of {trial.cards[0].name}: give --tflops."
+    )
+    return Found("pass", f"An iteration took {seconds:.3g} s, planned {cost:.3g} at most.{unknown}", numbers)
 
 
 def ratios(trial: Trial) -> Found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
@@ -83,11 +83,14 @@ class Trial:
     cards: list[DriverCard]
     machine: Machine
     """What the plan assumes."""
-    references: Mapping[str, Path]
-    """Folder of images by kind of scorer."""
-    hpsv3_python: Path | None
     log: TextIO
     """Gets the lines of all stages."""
+    references: Mapping[str, Path] = field(default_factory=dict)
+    """Folder of images by kind of scorer."""
+    hpsv3_python: Path | None = None
+    """Interpreter with HPSv3's package."""
+    knows_rate: bool = False
+    """Whether the plan's operations a second are those of the cards."""
 
     @cached_property
     def commit(self) -> str:

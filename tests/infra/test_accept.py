@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -96,6 +98,7 @@ def trial(**changes: Any) -> Any:
     times = {"seconds_rollout": 4.0, "seconds_waiting_for_reward": 1.0, "seconds_update": 7.0}
     found = {
         "cards": [H100],
+        "knows_rate": True,
         "small": params,
         "variant": "dance",
         "small_plan": SimpleNamespace(iterations=[cost], memory=phases),
@@ -114,8 +117,8 @@ def test_seconds_and_memory_may_exceed_the_plan_by_the_limits() -> None:
     assert (found.outcome, found.said[:43]) == ("fail", "an iteration took 21.0 s, planned 10.0. Sen")
     found = plan_held(trial(stages=lambda: [{"stage": "train@dance-0", "GPU MiB": 11.2 * 1024}]))
     assert found.said.startswith("train@dance-0 took 11.2 GiB of a GPU, planned 10.0.")
-    found = plan_held(trial(cards=[UNKNOWN], metrics=lambda timed: [slow] * 3))
-    assert found.outcome == "pass" and found.said.endswith("does not know Toy accelerator.")
+    found = plan_held(trial(cards=[UNKNOWN], knows_rate=False, metrics=lambda timed: [slow] * 3))
+    assert found.outcome == "pass" and found.said.endswith("rate of Toy accelerator: give --tflops.")
     assert plan_held(trial(cards=[])).outcome == "not checked"
 
 
@@ -177,6 +180,22 @@ def test_a_failure_leaves_the_other_steps_and_heads_the_page(
     assert "KeyError: 'a bug'" in (tmp_path / "out" / "log.txt").read_text()
     assert "| 1 |" in page and "- b: c 2, none" in page
     assert "third: not checked" in capsys.readouterr().out
+
+
+def test_a_stopped_call_leaves_a_page_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stops(_: Trial) -> Found:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return Found("pass", "not reached")
+
+    steps = {"first": (lambda _: Found("pass", "Seen."), ()), "second": (stops, ()), "third": (stops, ())}
+    monkeypatch.setattr(accept, "STEPS", steps)
+    monkeypatch.setattr(accept, "cards_of_driver", list)
+    assert call("accept", ["--preset", "smoke", "--out", str(tmp_path)]) == 75
+    assert "stopped by SIGTERM; finished steps are on the page" in capsys.readouterr().err
+    page = (tmp_path / "acceptance.md").read_text()
+    assert page.startswith("# smoke: unfinished, second, third did not run;")
 
 
 def test_an_error_that_explains_itself_needs_no_log() -> None:
