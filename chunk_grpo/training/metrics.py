@@ -87,6 +87,7 @@ def update_metrics(updates: Sequence[UpdateStats], grad_norms: Sequence[float]) 
         "clip_fraction": sum(float(s.clipped.double().mean()) for s in updates) / len(updates),
         "kl": sum(stats.kl_sum for stats in updates) / max(items, 1),
         "trained_steps": float(items),
+        "skipped_steps": float(sum(stats.skipped for stats in updates)),
         "grad_norm": sum(grad_norms) / len(grad_norms),
     }
     chunk = torch.cat([stats.chunk for stats in updates])  # [n]

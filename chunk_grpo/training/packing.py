@@ -25,6 +25,27 @@ class Packing:
         """All micro-batches in order of execution."""
         return self.divided + self.whole
 
+    @property
+    def num_items(self) -> int:
+        """Number of items in all micro-batches."""
+        return sum(map(len, self.all))
+
+    def with_gradient(self, slopes: Tensor) -> Packing:
+        """The micro-batches that have a gradient; all of them if none has one.
+
+        Whole micro-batches are left out, and no item of another one: the sums keep their order, so the gradient keeps
+        its bits.
+
+        Args:
+            slopes: Derivative of the objective by each item [B, S - 1].
+        """
+
+        def kept(parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return tuple(part for part in parts if bool(slopes[part[:, 0], part[:, 1]].any()))
+
+        found = Packing(kept(self.divided), kept(self.whole))
+        return found if found.all else self
+
 
 def pack(chunks: TrainedChunks, size: int) -> Packing:
     """Pack the items of the trained chunks into micro-batches.

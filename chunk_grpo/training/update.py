@@ -8,7 +8,8 @@ The objective's gradient is a weighted sum of the gradients of single-step log-p
 the chunk's ratio. A first pass without gradients computes the ratios; a second pass back-propagates (sample, step)
 items, one micro-batch at a time. A chunk that fits into a micro-batch needs no first pass: its ratio is known after the
 forward pass of that micro-batch. In the first update after a rollout all ratios are 1, and no chunk needs one. Both
-passes must be the same computation: same dtype, no dropout.
+passes must be the same computation: same dtype, no dropout. A micro-batch without a gradient has neither pass: without
+a KL term, items of equal rewards have an advantage of 0.
 """
 
 from __future__ import annotations
@@ -200,17 +201,19 @@ class UpdateStats:
     """Statistics of one update over its n selected chunks and m trained items."""
 
     ratios: Tensor
-    """Ratios of the selected chunks [n]."""
+    """Ratios of the selected chunks whose items were all trained, [n] or fewer."""
     chunk: Tensor
-    """int64 [n], number of the chunk of each ratio."""
+    """int64 [n], number of each selected chunk."""
     clipped: Tensor
-    """Bool [n], whether clipping stopped the gradient of the ratio."""
+    """Bool [n], whether clipping stopped the gradient of the chunk."""
     kl_sum: float
     """Sum over the items of the KL divergence from the reference policy."""
     steps: Tensor
     """int64 [m], step of each item."""
     log_prob_change: Tensor
     """New minus old log-probability of each item [m], from the pass with gradients."""
+    skipped: int = 0
+    """Number of selected items that were not trained, because their micro-batch had no gradient."""
 
     @classmethod
     def of_all(cls, parts: Sequence[UpdateStats]) -> UpdateStats:
@@ -222,6 +225,7 @@ class UpdateStats:
             kl_sum=sum(part.kl_sum for part in parts),
             steps=torch.cat([part.steps for part in parts]),
             log_prob_change=torch.cat([part.log_prob_change for part in parts]),
+            skipped=sum(part.skipped for part in parts),
         )
 
 
@@ -253,8 +257,12 @@ class Update:
         self._values = VALUES[method.variant.likelihood](method, batch)
         self._policy, self._batch, self._bounds = policies.policy, batch, bounds
         self._reference = policies.reference if bounds.kl_coef > 0 else None
-        self._packing = pack(batch.chunks, micro_batch_size)
         self._old = self._values.old(batch.old_log_probs)
+        packing = pack(batch.chunks, micro_batch_size)
+        # With a ratio of 1 nothing is clipped: an item without a slope here has none at any ratio.
+        by_log_prob, by_kl = self._coefficients(self._old)
+        self._packing = packing.with_gradient((by_log_prob != 0) | (by_kl != 0))
+        self._skipped = packing.num_items - self._packing.num_items
 
     def accumulate_gradient(self, processes: Processes, *, on_policy: bool, check: Check) -> UpdateStats:
         """Add the gradient of the negative objective to the gradients of the policy's parameters.
@@ -376,11 +384,15 @@ class Update:
         chunks = self._batch.chunks
         ratios = chunk_ratio(new if self._values.has_ratio else self._old, self._old, chunks.assignment)
         clipped = clipped_chunks(ratios, self._terms, self._bounds)
+        trained = torch.zeros(new.shape, dtype=torch.float64)  # [B, S - 1]
+        trained[tuple(torch.cat(self._packing.all).unbind(dim=1))] = 1
+        is_whole = chunks.assignment.means(trained) == 1  # [B, Kmax]
         return UpdateStats(
-            ratios=ratios[chunks.selected],
+            ratios=ratios[chunks.selected & is_whole],
             chunk=chunks.selected.nonzero()[:, 1],
             clipped=clipped[chunks.selected],
             kl_sum=kl_sum,
             steps=steps,
             log_prob_change=changes,
+            skipped=self._skipped,
         )

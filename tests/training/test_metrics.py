@@ -24,7 +24,7 @@ def test_metrics_of_two_updates_by_hand() -> None:
     """Chunks 0, 2 and 2 with four items, then chunk 2 with one."""
     updates = [
         UpdateStats(
-            torch.tensor(ratios), torch.tensor(chunk), torch.tensor(clipped), kl_sum, items, 0.0 * items
+            torch.tensor(ratios), torch.tensor(chunk), torch.tensor(clipped), kl_sum, items, 0.0 * items, 3
         )
         for ratios, chunk, clipped, kl_sum, items in (
             ([0.5, 1.0, 1.5], [0, 2, 2], [False, False, True], 1.0, torch.arange(4)),
@@ -39,6 +39,7 @@ def test_metrics_of_two_updates_by_hand() -> None:
             "clip_fraction": (1 / 3 + 1) / 2,
             "kl": 1.5 / 5,
             "trained_steps": 5.0,
+            "skipped_steps": 6.0,
             "grad_norm": 2.0,
             "chunk_draws/0": 1.0,
             "chunk_clip_fraction/0": 0.0,

@@ -42,6 +42,21 @@ def test_steps_of_no_chunk_are_left_out():
     assert packed(chunks, 8) == ([], [[[0, 1], [0, 3]]])
 
 
+def test_only_micro_batches_with_a_gradient_are_kept_by_hand():
+    """Three rows with chunks of 3 and 1 steps; the middle one has a gradient in its first chunk only."""
+    chunks = TrainedChunks.every(ChunkAssignment.shared(ChunkPlan((3, 1)), 3))
+    slopes = torch.zeros(3, 4)
+    slopes[1, :3] = torch.tensor([0.5, 0.0, -0.5])
+    kept = pack(chunks, 3).with_gradient(slopes)
+    assert [part.tolist() for part in kept.all] == [[[1, 0], [1, 1], [1, 2]]]
+    kept = pack(chunks, 2).with_gradient(
+        slopes
+    )  # (row, step) 00 01 | 02 10 | 11 12 | 20 21 | 22 and 03 13 | 23
+    assert [part.tolist() for part in kept.divided] == [[[0, 2], [1, 0]], [[1, 1], [1, 2]]]
+    assert kept.whole == () and kept.num_items == 4
+    assert pack(chunks, 2).with_gradient(torch.zeros(3, 4)).num_items == 12  # a process has something to pass
+
+
 def test_every_item_is_in_one_micro_batch_of_at_most_its_size():
     plan = listed_plan((2, 3, 4, 7), 16)
     selected = torch.rand(20, 4, generator=torch.Generator().manual_seed(0)) < 0.5

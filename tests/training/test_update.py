@@ -19,6 +19,7 @@ from chunk_grpo.core.rollout import rollout_sde, sample_noise
 from chunk_grpo.core.sde import CPS, diffusion_coefs
 from chunk_grpo.families.base import Conditioning
 from chunk_grpo.training.method import Method, StepGrid
+from chunk_grpo.training.packing import Packing
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.update import Policies, Update, UpdateBatch, UpdateStats
 
@@ -278,6 +279,61 @@ def test_only_chunks_larger_than_a_micro_batch_need_two_passes(micro_batch_size,
     sizes = torch.tensor(LISTED.sizes)[stats.chunk].tolist()
     assert counts[True] == sum(sizes)
     assert counts[False] == sum(size for size in sizes if size in divided)
+
+
+def of_equal_rewards(case: Case) -> Case:
+    """Rows 1, 2 and 5 have an advantage of 0; with one per chunk, row 3 has it in its chunk 0, too."""
+    advantages = case.batch.advantages.clone()
+    advantages[[1, 2, 5]] = 0
+    if advantages.ndim == 2:
+        advantages[3, 0] = 0
+    return replace(case, batch=replace(case.batch, advantages=advantages))
+
+
+@pytest.mark.parametrize("name", ["listed", "step", "of each trajectory"])
+@pytest.mark.parametrize("on_policy", [True, False])
+@pytest.mark.parametrize("micro_batch_size", [1, 3, 5])
+@pytest.mark.parametrize("per_chunk", [False, True])
+@pytest.mark.parametrize("trust_region", ["clip", "divergence"])
+def test_micro_batches_without_a_gradient_are_not_passed(
+    name, on_policy, micro_batch_size, per_chunk, trust_region, monkeypatch
+):
+    """The gradient keeps its bits, and is that of all items."""
+    method = method_with(trust_region=trust_region, clip_range=2e-3 if trust_region == "clip" else 1e-6)
+    moved = 0.0 if on_policy else 0.02
+    case = of_equal_rewards(make_case(ASSIGNMENTS[name], moved=moved, advantage_per_chunk=per_chunk))
+    found, stats = two_pass(case, method, micro_batch_size, on_policy)
+    assert relative_error(found, plain_autograd(case, method)) < 1e-12
+    with monkeypatch.context() as patch:
+        patch.setattr(Packing, "with_gradient", lambda self, _: self)
+        wanted, all_stats = two_pass(case, method, micro_batch_size, on_policy)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    assert stats.skipped + len(stats.steps) == len(all_stats.steps)
+    assert torch.equal(stats.clipped, all_stats.clipped) and torch.equal(stats.chunk, all_stats.chunk)
+    assert set(stats.ratios.tolist()) <= set(all_stats.ratios.tolist())
+    chosen = case.batch.chunks.selected
+    useful = chosen & (case.batch.advantages.reshape(B, -1).expand(chosen.shape) != 0)
+    if micro_batch_size == 1:
+        items = case.batch.chunks.assignment.to_steps(useful.double()).sum()
+        assert len(stats.steps) == items < len(all_stats.steps)
+        assert len(stats.ratios) == useful.sum()
+    assert len(stats.ratios) >= useful.sum()
+    assert stats.skipped > 0 or micro_batch_size == 5
+
+
+def test_items_with_a_kl_term_are_all_passed():
+    case = of_equal_rewards(make_case(ASSIGNMENTS["listed"]))
+    found, stats = two_pass(case, WITH_KL, 1)
+    assert stats.skipped == 0
+    assert relative_error(found, plain_autograd(case, WITH_KL)) < 1e-12
+
+
+def test_a_process_without_any_gradient_adds_0():
+    case = make_case(ASSIGNMENTS["listed"])
+    case = replace(case, batch=replace(case.batch, advantages=torch.zeros(B)))
+    found, stats = two_pass(case, method_with(), 4)
+    assert all(not value.any() for value in found) and len(found) == 3
+    assert (stats.skipped, len(stats.ratios)) == (0, int(case.batch.chunks.selected.sum()))
 
 
 def test_in_float32_the_gradient_is_right_to_rounding():
