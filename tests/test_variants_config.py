@@ -15,6 +15,7 @@ CHUNK: dict[str, Any] = {"objective": "chunk", "plan": "listed"}
 STEP: dict[str, Any] = {"objective": "step", "plan": "step"}
 CONTROL: dict[str, Any] = {"objective": "step", "plan": "listed", "step_weights": "chunk-size"}
 WINDOWED: dict[str, Any] = {**STEP, "window": WINDOW}
+ODE: dict[str, Any] = {**STEP, "likelihood": "matching", "sde": "ode"}
 BRANCHED: dict[str, Any] = {**STEP, "branching": BRANCHING, "fraction": 1.0}
 
 EVERYTHING: dict[str, dict[str, Any]] = {
@@ -109,7 +110,7 @@ def test_variant_defaults_are_chunk_grpo() -> None:
         ("likelihood", "awm", ": must be one of 'transition', 'matching' or 'nft', got 'awm'"),
         ("nft_beta", 0, ": must be > 0, got 0"),
         ("controlled", 1, ": must be true or false, got 1"),
-        ("sde", "ddim", ": must be one of 'flow', 'dance' or 'cps', got 'ddim'"),
+        ("sde", "ddim", ": must be one of 'flow', 'dance', 'cps' or 'ode', got 'ddim'"),
         ("eta", 0.0, ": must be >= 0.001, got 0.0"),
         ("window", {}, ".num_steps: required, but missing"),
         ("window", {**WINDOW, "stride": 0}, ".stride: must be > 0, got 0"),
@@ -134,6 +135,14 @@ def test_a_setting_of_the_wrong_type_or_out_of_range_is_named(key: str, value: o
 def test_a_controller_keeps_no_copy_of_sharded_weights() -> None:
     settings, edits = {**CHUNK, "controlled": True}, (*WATCHED, put("train.shard_weights", True))
     assert said_of(settings, *edits) == ["variants.it.controlled: needs train.shard_weights: false, got true"]
+
+
+def test_the_profile_needs_noise() -> None:
+    edits = put("variants", {"it": {**STEP, "likelihood": "nft"}}), put("sampling.sde", "ode")
+    assert problems(*edits) == [
+        "sampling.sde: must have noise, with which the profile of Eq. (15) is measured; set sde: ode in variants, "
+        "got 'ode'"
+    ]
 
 
 def test_misspelt_adapter_setting_is_reported() -> None:
@@ -194,6 +203,10 @@ ONE_VIVID = [{"shapes-vivid": 1.0}]
         ({**BRANCHED, "likelihood": "matching"}, "branching: needs likelihood: transition, whose step a branch"),
         ({**CHUNK, "likelihood": "nft", "chunk_rewards": ONE_VIVID * 4}, "chunk_rewards: needs a likelihood with"),
         # Noise.
+        ({**STEP, "sde": "ode"}, "likelihood: must be matching or nft with sde: ode, whose steps have no density"),
+        ({**ODE, "eta": 0.7}, "eta: needs noise, and sde is ode; leave it out, got 0.7"),
+        ({**ODE, "step_weights": "noise"}, "step_weights: needs noise, and sde is ode, got 'noise'"),
+        ({**ODE, "window": WINDOW}, "window: needs noise, and sde is ode; remove one of them"),
         ({**CHUNK, "sde": "cps", "eta": 1.5}, "eta: must be <= 1 with sde: cps, got 1.5"),
         ({**WINDOWED, "window": {**WINDOW, "num_steps": 17}}, "window.num_steps: must be <= sampling.num_steps"),
         ({**WINDOWED, "window": {**WINDOW, "stride": 5}}, "window.stride: must be <= num_steps = 4, or steps between"),
@@ -215,6 +228,7 @@ def test_settings_that_do_not_fit_together_are_named(settings: dict[str, Any], m
     [
         ({**CHUNK, "combine": "advantages"}, put("rewards", {"shapes-vivid": 1.0}), "combine: needs several rewards"),
         ({**CHUNK, "sde": "cps"}, put("sampling.eta", 1.2), "eta: must be <= 1 with sde: cps, got 1.2"),
+        (ODE, put("train.same_noise_in_group", True), "sde: needs train.same_noise_in_group: false, or the images"),
         (BRANCHED, put("train.group_size", 6), "branching.children: must divide train.group_size = 6, got 4"),
         (WINDOWED, put("train.fraction", 0.2), f"fraction: {NONE}(4 * 0.2) = 0 with window.num_steps; raise train."),
         ({**CHUNK, "plan": "single", "selection": "weighted"}, put("train.fraction", 1.0), "selection: must be"),
@@ -236,6 +250,8 @@ def test_settings_that_do_not_fit_the_rest_are_named(
         {**CHUNK, "sde": "cps", "eta": 1.0},
         {**CONTROL, "plan": "adaptive", "fraction": 0.25},
         {**CONTROL, "plan": "guided", "replan_every": 1, "selection": "weighted"},
+        {**ODE, "step_weights": "interval"},
+        {**CHUNK, "sde": "ode", "likelihood": "nft", "selection": "weighted"},
         {**STEP, "clip_ranges": [1e-4] * 16, "train_chunks": list(range(0, 16, 2))},
         {**WINDOWED, "window": {"num_steps": 16, "stride": 16, "every": 1}},
         {**BRANCHED, "branching": {"points": 16, "children": 8}},

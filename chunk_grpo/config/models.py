@@ -116,7 +116,7 @@ class SamplingParams(Section):
     FLUX.1-dev has an embedded scale."""
     sde: Sde = "flow"
     """Kind of noise of a step. `flow`: eta * sqrt(t / (1 - t)); `dance`: eta; `cps`: coefficients-preserving sampling.
-    Source: Eq. (7), which leaves the form open."""
+    `ode`, none, is for single variants. Source: Eq. (7), which leaves the form open."""
     eta: Eta = 0.7
     """Scale of the noise; at most 1 with `sde: cps`. Source: Table 6."""
 

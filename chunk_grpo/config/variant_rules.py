@@ -212,6 +212,30 @@ def noise_is_possible(variants: Variants, sampling: SamplingParams) -> Iterator[
             yield Problem(("variants", name, "eta"), f"must be <= 1 with sde: cps, got {eta}")
 
 
+def steps_without_noise_have_no_density(
+    variants: Variants, sampling: SamplingParams, train: TrainParams
+) -> Iterator[Problem]:
+    """With `sde: ode` a variant learns from final images, which differ by their start alone; the profile has noise."""
+    if sampling.sde == "ode":
+        rule = "must have noise, with which the profile of Eq. (15) is measured; set sde: ode in variants"
+        yield Problem(("sampling", "sde"), f"{rule}, got 'ode'")
+    for name, variant in variants.items():
+        if variant.sde != "ode":
+            continue
+        if train.same_noise_in_group:
+            rule = "needs train.same_noise_in_group: false, or the images of a group are one and the same"
+            yield _problem(name, "sde", rule, variant.sde)
+        if variant.likelihood == "transition":
+            rule = "must be matching or nft with sde: ode, whose steps have no density"
+            yield _problem(name, "likelihood", rule, variant.likelihood)
+        if variant.eta is not None:
+            yield _problem(name, "eta", "needs noise, and sde is ode; leave it out", variant.eta)
+        if variant.step_weights == "noise":
+            yield _problem(name, "step_weights", "needs noise, and sde is ode", variant.step_weights)
+        if variant.window is not None:
+            yield Problem(("variants", name, "window"), "needs noise, and sde is ode; remove one of them")
+
+
 def variant_rewards_are_trained_on(variants: Variants, rewards: Mapping[str, float]) -> Iterator[Problem]:
     """Each mix of chunk_rewards names entries of `rewards`; another `combine` than rewards needs several."""
     for name, variant in variants.items():

@@ -88,7 +88,8 @@ class VariantParams(Section):
     controlled: bool = False
     """Whether `train.heldout.controller` acts on the training."""
     sde: Sde | None = None
-    """Kind of noise of a step, as `sampling.sde`; null: `sampling.sde`. Source: CPS."""
+    """Kind of noise of a step, as `sampling.sde`; or `ode`: none, for a `likelihood` other than `transition`; null:
+    `sampling.sde`. Source: CPS; DiffusionNFT."""
     eta: Eta | None = None
     """Scale of the noise; at most 1 with `sde: cps`; null: `sampling.eta`. Source: as `sampling.eta`."""
     window: WindowParams | None = None

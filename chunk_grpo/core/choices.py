@@ -72,13 +72,14 @@ OBJECTIVES: Mapping[Objective, Choice] = _table(
 )
 """Level of the importance ratio; implemented in core/assignment.py."""
 
-Sde: TypeAlias = Literal["flow", "dance", "cps"]
+Sde: TypeAlias = Literal["flow", "dance", "cps", "ode"]
 SDES: Mapping[Sde, Choice] = _table(
     Sde,
     {
         "flow": Choice("Flow-SDE steps", "Eq. (7); Flow-GRPO, arXiv 2505.05470"),
         "dance": Choice("Dance-SDE steps", "Eq. (7); Dance-GRPO, arXiv 2505.07818"),
         "cps": Choice("CPS steps", "coefficients-preserving sampling, arXiv 2509.05952"),
+        "ode": Choice("steps without noise", "Eq. (3)"),
     },
 )
 """Noise of a step; implemented in core/sde.py."""

@@ -63,8 +63,8 @@ def rollout_sde(
         velocity: The policy with its prompts bound.
         x1: Initial noise [B, L, D].
         times: Time grid [S + 1] of `time_grid`.
-        diffusion_coefs: The paper's sigma_t of steps 0 .. S - 2, [S - 1], positive; for another sampler
-            its noise strengths.
+        diffusion_coefs: The paper's sigma_t of steps 0 .. S - 2, [S - 1], at least 0; for another sampler
+            its noise strengths. A step of strength 0 is an ODE step.
         generators: Source of the steps' noise: one for the batch or one per sample.
         on_step: Called after each step.
         sde_steps: Noisy steps, in 0 .. S - 2, in any order; None: all.
@@ -88,8 +88,8 @@ def rollout_sde(
         t, t_next = float(times[step]), float(times[step + 1])
         velocity_now = velocity(x, _batch_time(t, x))
         noise = sample_noise(x.shape, generators).to(x)
-        if step in noisy:
-            coef = float(diffusion_coefs[step])
+        coef = float(diffusion_coefs[step])
+        if step in noisy and coef != 0:
             transition = sampler.transition(x, velocity_now, t, t_next, coef)
             mean = transition.mean
             states.append(mean + transition.std * noise)

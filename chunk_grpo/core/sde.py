@@ -185,6 +185,7 @@ _STEP_NOISE: Mapping[Sde, Callable[[Tensor, float], StepNoise]] = implemented(
         "flow": lambda times, eta: (diffusion_coefs(times, "flow", eta), SDE),
         "dance": lambda times, eta: (diffusion_coefs(times, "dance", eta), SDE),
         "cps": lambda times, eta: (torch.full((len(times) - 2,), eta, dtype=torch.float64), CPS),
+        "ode": lambda times, eta: (torch.zeros(len(times) - 2, dtype=torch.float64), SDE),
     },
 )
 
@@ -195,7 +196,7 @@ def step_noise(kind: Sde, times: Tensor, eta: float) -> StepNoise:
     Args:
         kind: Name in `choices.SDES`.
         times: Time grid, [S + 1], strictly falling from at most 1 to 0.
-        eta: Scale of the noise, at least 0, and for "cps" at most 1.
+        eta: Scale of the noise, at least 0, and for "cps" at most 1; "ode" has none.
 
     Returns:
         Strengths [S - 1] and their sampler.

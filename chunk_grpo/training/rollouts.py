@@ -46,7 +46,7 @@ class SampledTrajectories:
     first_step: Tensor
     """int64 [B], the step that begins at `states[:, 0]`."""
     noisy: Tensor
-    """Bool [B, S - 1], whether a step carries noise and can be trained."""
+    """Bool [B, S - 1], whether a step carries noise. A window and branches train these steps."""
     log_probs: Tensor
     """Log-probabilities [B, S - 1] under the sampling policy; 0 where a step is not noisy."""
     means: Tensor | None

@@ -19,8 +19,8 @@ TABLES = {
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        ({"flow": 1, "dance": 2}, "core/sde.py lacks cps"),
-        ({"flow": 1, "dance": 2, "cps": 3, "heun": 4}, "core/sde.py has unknown heun"),
+        ({"flow": 1, "dance": 2}, "core/sde.py lacks cps, ode"),
+        ({"flow": 1, "dance": 2, "cps": 3, "ode": 4, "heun": 5}, "core/sde.py has unknown heun"),
     ],
 )
 def test_a_missing_implementation_is_named(found, message):

@@ -10,7 +10,7 @@ from chunk_grpo.core.hybrid import uses_base
 from chunk_grpo.core.log_prob import gaussian_log_prob
 from chunk_grpo.core.ratios import chunk_ratio
 from chunk_grpo.core.rollout import rollout_ode, rollout_sde, sample_noise
-from chunk_grpo.core.sde import CPS, SDE, diffusion_coefs
+from chunk_grpo.core.sde import CPS, SDE, diffusion_coefs, step_noise
 from tests.core.conftest import double
 
 TIMES = time_grid(6, shift=3.0)
@@ -82,6 +82,19 @@ def test_ode_follows_the_closed_form_of_a_linear_velocity():
     # v = x: each step multiplies by 1 - (t - t_next)
     states = rollout_ode(lambda step: lambda x, t: x, torch.ones(1, 1, 1, dtype=torch.float64), time_grid(2))
     assert states.flatten().tolist() == [1.0, 0.5, 0.25]
+
+
+def test_a_rollout_without_noise_is_the_ode_by_hand():
+    # v = x on the grid 1, 3/4, 1/2, 1/4, 0: each step multiplies by 3/4, and no step has a density
+    strengths, sampler = step_noise("ode", time_grid(4), eta=0.7)
+    start = torch.ones(1, 1, 1, dtype=torch.float64)
+    made = rollout_sde(
+        lambda x, t: x, start, time_grid(4), strengths, one_each(1), sampler=sampler, keep_means=True
+    )
+    assert made.states.flatten().tolist() == [1.0, 0.75, 0.5625, 0.421875, 0.31640625]
+    assert made.transition_stds.tolist() == [0.0] * 3
+    assert made.log_probs.tolist() == [[0.0] * 3]
+    assert torch.equal(made.means, made.states[:, 1:4])
 
 
 def test_sampled_sde_keeps_the_odes_marginals_within_three_sigma(gaussian_flow, seeded):
@@ -183,7 +196,7 @@ def test_kept_means_and_noise_reproduce_the_states(sde_steps, sampler):
     [
         (lambda: sample_noise((2, 3, 4), one_each(1, 2, 3)), r"one generator per sample \(2\), got 3"),
         (lambda: rollout(NOISE, one_each(1, 2), torch.ones(6)), r"the 5 noisy steps, got shape \(6,\)"),
-        (lambda: rollout(NOISE, one_each(1, 2), torch.zeros(5)), "std must be positive"),
+        (lambda: rollout(NOISE, one_each(1, 2), -COEFS), "diffusion_coef must be at least 0"),
         (lambda: rollout(NOISE, one_each(1, 2), COEFS, ()), "must name at least one step, got none"),
         (lambda: rollout(NOISE, one_each(1, 2), COEFS, (1, 2, 1)), r"each step once, got \[1, 2, 1\]"),
         (lambda: rollout(NOISE, one_each(1, 2), COEFS, (-1,)), r"within 0 .. 4 \(.*\), got \[-1\]"),

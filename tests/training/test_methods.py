@@ -43,6 +43,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "awm": {**STEP, "likelihood": "matching", "clip_range": 0.2},
     "chunk-awm": {**CHUNK, "likelihood": "matching", "clip_range": 0.2},
     "nft": {**STEP, "likelihood": "nft"},
+    "awm-ode": {**STEP, "likelihood": "matching", "clip_range": 0.2, "sde": "ode"},
+    "nft-ode": {**STEP, "likelihood": "nft", "sde": "ode"},
 }
 
 

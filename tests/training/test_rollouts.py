@@ -9,10 +9,13 @@ import pytest
 import torch
 
 from chunk_grpo.core.flow import time_grid
+from chunk_grpo.core.rollout import rollout_ode
 from chunk_grpo.errors import DataError
+from chunk_grpo.families.base import velocity_function
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.training.advantages import rewards_of
+from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext
 from chunk_grpo.training.heldout import heldout_images, heldout_scores
 from chunk_grpo.training.rollouts import Experience, Iteration, collect_experience
 from chunk_grpo.training.run import TrainingData
@@ -84,6 +87,25 @@ def test_a_group_may_share_its_first_noise_and_nothing_else(family, data):
     assert not torch.equal(groups[0, 0, 0], groups[1, 0, 0])
     for group in groups[:, :, 1].flatten(2):  # after the first step
         assert float(torch.pdist(group).min()) > 1
+
+
+def test_images_without_step_noise_are_the_odes(family, data):
+    """From the same starts as with noise; what is trained does not ask for noise."""
+    ode = {"objective": "step", "plan": "step", "likelihood": "matching", "sde": "ode", "fraction": 1.0}
+    params = small_params(ode, group_size=G)
+    method, drawn = method_of(params), data.prompts.rows([1, 3])
+    made = collect_experience(
+        family, method, Iteration(1, drawn, range(2 * G)), data.reward, params.train, seed=0
+    )
+    noisy = experience(family, data).trajectories.states
+    assert torch.equal(made.trajectories.states[:, 0], noisy[:, 0])
+    prompts = made.prompts.conditioning.rows(range(2 * G)).to(family.device)
+    expected = rollout_ode(lambda step: velocity_function(family, prompts), noisy[:, 0], method.grid.times)
+    assert float((made.trajectories.states - expected).abs().max()) < 1e-5
+    assert float((made.trajectories.finals - noisy[:, -1]).abs().max()) > 0.1
+    context = DrawContext(seed=0, iteration=1, iterations=1, update=0, rows=range(2 * G), total=2 * G)
+    chosen = ChunkSelector(method).select(made.trajectories, context)
+    assert chosen.assignment.to_steps(chosen.selected.double()).tolist() == [[1.0] * len(PROFILE)] * 2 * G
 
 
 def test_a_batch_waits_for_the_scores_of_the_one_before(family, data, monkeypatch):
