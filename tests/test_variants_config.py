@@ -38,7 +38,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     },
     "window": {**WINDOWED, "step_weights": "noise", "clip_range": 1e-5, "sde": "dance"},
     "controlled": {**CHUNK, "controlled": True},
-    "forward": {**STEP, "likelihood": "nft", "nft_beta": 0.1},
+    "forward": {**STEP, "likelihood": "nft", "nft_beta": 0.1, "forward_noise": "group"},
     "branches": {**BRANCHED, "step_weights": "noise", "ratio_norm": "guard", "trust_region": "divergence"},
 }
 """Variants that are accepted and between them use every setting."""
@@ -75,6 +75,7 @@ def test_variant_defaults_are_chunk_grpo() -> None:
         "trust_region": "clip",
         "likelihood": "transition",
         "nft_beta": 1.0,
+        "forward_noise": "image",
         "controlled": False,
         "advantage_std": "group",
         "combine": "rewards",
@@ -109,6 +110,7 @@ def test_variant_defaults_are_chunk_grpo() -> None:
         ("trust_region", "kl", ": must be one of 'clip' or 'divergence', got 'kl'"),
         ("likelihood", "awm", ": must be one of 'transition', 'matching' or 'nft', got 'awm'"),
         ("nft_beta", 0, ": must be > 0, got 0"),
+        ("forward_noise", "prompt", ": must be one of 'image' or 'group', got 'prompt'"),
         ("controlled", 1, ": must be true or false, got 1"),
         ("sde", "ddim", ": must be one of 'flow', 'dance', 'cps' or 'ode', got 'ddim'"),
         ("eta", 0.0, ": must be >= 0.001, got 0.0"),
@@ -200,6 +202,7 @@ ONE_VIVID = [{"shapes-vivid": 1.0}]
         ({**STEP, "likelihood": "matching", "nft_beta": 0.5}, "nft_beta: needs likelihood: nft, got 0.5"),
         ({**STEP, "likelihood": "matching", "ratio_norm": "guard"}, "ratio_norm: needs likelihood: transition"),
         ({**STEP, "likelihood": "nft", "trust_region": "divergence"}, "trust_region: needs likelihood: transition"),
+        ({**STEP, "forward_noise": "group"}, "forward_noise: needs likelihood: matching or nft, whose images"),
         ({**BRANCHED, "likelihood": "matching"}, "branching: needs likelihood: transition, whose step a branch"),
         ({**CHUNK, "likelihood": "nft", "chunk_rewards": ONE_VIVID * 4}, "chunk_rewards: needs a likelihood with"),
         # Noise.

@@ -259,6 +259,9 @@ def forward_processes_need_no_transitions(variants: Variants) -> Iterator[Proble
         if variant.likelihood != "nft" and variant.nft_beta != VariantParams.model_fields["nft_beta"].default:
             yield _problem(name, "nft_beta", "needs likelihood: nft", variant.nft_beta)
         if variant.likelihood == "transition":
+            if variant.forward_noise != "image":
+                rule = "needs likelihood: matching or nft, whose images are noised again"
+                yield _problem(name, "forward_noise", rule, variant.forward_noise)
             continue
         for key, usual in (("ratio_norm", "none"), ("trust_region", "clip")):
             if (value := getattr(variant, key)) != usual:

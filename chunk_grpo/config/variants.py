@@ -4,7 +4,7 @@ Every method is a combination of independent settings. The defaults are those of
 `sampling` also has defaults to the value there. docs/methods.md lists the methods of the papers.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -85,6 +85,9 @@ class VariantParams(Section):
     DiffusionNFT."""
     nft_beta: PositiveFloat = 1.0
     """Mixture of the policy's and the sampling policy's velocity with `likelihood: nft`. Source: DiffusionNFT."""
+    forward_noise: Literal["image", "group"] = "image"
+    """Images that get the same noise at the same step with another `likelihood` than `transition`. `image`: none;
+    `group`: those of a group, so that their values differ less by chance. Source: V-GRPO, arXiv 2604.23380."""
     controlled: bool = False
     """Whether `train.heldout.controller` acts on the training."""
     sde: Sde | None = None

@@ -218,9 +218,14 @@ class Learner:
             old_means=part.means,
             chunks=self.selector.select(part, context),
             finals=part.finals,
-            noise=_noise_of(context, part.finals.shape[1:]),
+            noise=_noise_of(context, part.finals.shape[1:], self._alike),
         )
         return Update(self._policies, self._method, batch, self.bounds, self._settings.micro_batch_size)
+
+    @property
+    def _alike(self) -> int:
+        """Consecutive rows of an update, of all processes, that share the noise of the forward process."""
+        return self._settings.group_size if self._method.variant.forward_noise == "group" else 1
 
     def state(self) -> dict[str, Any]:
         """Weights, state of the optimiser and averages, which the next update changes in place."""
@@ -307,13 +312,17 @@ def copied(value: Any) -> Any:
     return [copied(held) for held in value] if isinstance(value, list) else value
 
 
-def _noise_of(context: DrawContext, shape: torch.Size) -> NoiseOfItems:
-    """Noise of the forward process, [n, *shape]: a stream for each row and step, whatever process has it."""
+def _noise_of(context: DrawContext, shape: torch.Size, alike: int) -> NoiseOfItems:
+    """Noise of the forward process, [n, *shape]: a stream for each `alike` rows and step, whatever process has them."""
 
     def noise(rows: Tensor, steps: Tensor) -> Tensor:
-        streams = (
-            generator("forward", context.seed, context.iteration, context.update, context.rows[row], step)
+        named = [
+            (context.rows[row] // alike * alike, step)
             for row, step in zip(rows.tolist(), steps.tolist(), strict=True)
+        ]
+        streams = (
+            generator("forward", context.seed, context.iteration, context.update, row, step)
+            for row, step in named
         )
         return torch.stack([torch.randn(shape, generator=stream) for stream in streams])
 

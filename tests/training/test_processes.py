@@ -72,6 +72,10 @@ OTHER_BATCHES = {
     "guided": Job(CHUNK_WS, SMALL, cfg_scale=2.0),
     "awm": Job({"objective": "step", "plan": "step", "likelihood": "matching"}, SMALL),
     "nft": Job({"objective": "step", "plan": "step", "likelihood": "nft"}, SMALL),
+    "shared-noise": Job(
+        {"objective": "step", "plan": "step", "likelihood": "matching", "forward_noise": "group"},
+        {**SMALL, "prompts_per_iteration": 2},
+    ),
     "guided-sharded": Job(CHUNK_WS, SHARDED, cfg_scale=2.0, cfg_passes=2),
     "hybrid-sgd": Job(CHUNK_WS, {**ONE_UPDATE, "hybrid_sharding": True}, sgd=True, apart=True),
 }
@@ -102,6 +106,7 @@ RARE = {
     "sharded-uneven",
     "awm",
     "nft",
+    "shared-noise",
     "guided-sharded",
     "hybrid-sgd",
     "lora",

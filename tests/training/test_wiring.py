@@ -18,6 +18,7 @@ from chunk_grpo.training import trainer
 from chunk_grpo.training.advantages import advantages_of
 from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext
 from chunk_grpo.training.ema import ExponentialMovingAverage
+from chunk_grpo.training.forward_values import MatchingValues
 from chunk_grpo.training.heldout import heldout_images
 from chunk_grpo.training.learner import _noise_of
 from chunk_grpo.training.processes import Processes
@@ -166,14 +167,53 @@ def test_each_update_draws_its_own_noise_of_the_forward_process() -> None:
     """A row and step have their noise whatever process has them, other ones in each update, iteration and seed."""
     context = DrawContext(seed=0, iteration=1, iterations=3, update=0, rows=range(4), total=4)
     rows, steps = torch.tensor([1, 2]), torch.tensor([0, 3])
-    noise = _noise_of(context, torch.Size([5, 2]))(rows, steps)
-    elsewhere = _noise_of(replace(context, rows=range(1, 3)), torch.Size([5, 2]))(rows - 1, steps)
+    noise = _noise_of(context, torch.Size([5, 2]), 1)(rows, steps)
+    elsewhere = _noise_of(replace(context, rows=range(1, 3)), torch.Size([5, 2]), 1)(rows - 1, steps)
     assert torch.equal(elsewhere, noise)
     for change in ({"seed": 1}, {"iteration": 2}, {"update": 1}):
-        other = _noise_of(replace(context, **change), torch.Size([5, 2]))(rows, steps)
+        other = _noise_of(replace(context, **change), torch.Size([5, 2]), 1)(rows, steps)
         assert not bool((other == noise).any())
-    assert not bool((_noise_of(context, torch.Size([5, 2]))(rows, steps + 1) == noise).any())
+    assert not bool((_noise_of(context, torch.Size([5, 2]), 1)(rows, steps + 1) == noise).any())
     assert not bool((noise[0] == noise[1]).any())
+
+
+def test_rows_that_are_alike_share_their_noise_of_the_forward_process() -> None:
+    """Rows 3 to 5 of an update, in whatever process; their neighbours, another step and another iteration do not."""
+    context = DrawContext(seed=0, iteration=1, iterations=3, update=0, rows=range(9), total=9)
+    shape, step = torch.Size([5, 2]), torch.ones(9, dtype=torch.int64)
+    noise = _noise_of(context, shape, 3)(torch.arange(9), step)
+    assert torch.equal(noise, noise[[0, 0, 0, 3, 3, 3, 6, 6, 6]])
+    assert not any(bool((noise[a] == noise[b]).any()) for a, b in ((0, 3), (3, 6), (0, 6)))
+    second = _noise_of(replace(context, rows=range(4, 9)), shape, 3)(torch.arange(5), step[:5])
+    assert torch.equal(second, noise[4:])
+    others = _noise_of(context, shape, 3), _noise_of(replace(context, iteration=2), shape, 3)
+    for other, there in zip(others, (step + 1, step), strict=True):
+        assert not bool((other(torch.arange(9), there) == noise).any())
+
+
+@pytest.mark.parametrize("shared", ["image", "group"])
+def test_a_group_shares_its_noise_of_the_forward_process_if_set(
+    shared: str, train: Train, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of 3 images, 2 of them in the only update, all steps trained: the noise of each (row, step)."""
+    seen: dict[tuple[int, int], torch.Tensor] = {}
+    predict = MatchingValues.predict
+
+    def recording(self: MatchingValues, policy: Any, rows: torch.Tensor, steps: torch.Tensor) -> Any:
+        made = predict(self, policy, rows, steps)
+        for item, noise in zip(zip(rows.tolist(), steps.tolist(), strict=True), made.noise, strict=True):
+            assert torch.equal(seen.setdefault(item, noise), noise)  # of the old and the new policy's pass
+        return made
+
+    monkeypatch.setattr(MatchingValues, "predict", recording)
+    variant = {"objective": "step", "plan": "step", "likelihood": "matching", "fraction": 1.0}
+    run = {"iterations": 1, "updates_per_iteration": 1, **QUIET}
+    train(tmp_path, variant={**variant, "forward_noise": shared}, **run)
+    assert set(seen) == {(row, step) for row in range(6) for step in range(4)}
+    for (row, step), noise in seen.items():
+        alike = {r for r in range(6) if torch.equal(seen[r, step], noise)}
+        assert alike == ({row} if shared == "image" else {row // 3 * 3 + number for number in range(3)})
+        assert not torch.equal(seen[row, (step + 1) % 4], noise)
 
 
 def test_advantages_are_cut_at_the_setting(branched: list[Experience]) -> None:
