@@ -87,6 +87,7 @@ def test_sd35_medium_holds_the_values_of_tempflow_grpo_and_flow_grpo(tmp_path: P
         assert (train.learning_rate, train.clip_range, train.max_grad_norm) == (3e-4, 1e-4, 1.0)
         assert (sampling.num_steps, sampling.shift, sampling.eta, sampling.cfg_scale) == (10, None, 0.7, 4.5)
         assert params.rewards == {"pickscore": 1.0}
+        assert (train.ema_decay, train.ema_warmup) == (pytest.approx(0.9 ** (1 / 8), abs=1e-3), True)
         assert train.lora is not None and (train.lora.rank, train.lora.alpha) == (32, 64.0)
     assert (tempflow.train.kl_coef, flow.train.kl_coef) == (0.001, 0.01)
     assert flow.variants["flow-grpo"].advantage_std == "global"

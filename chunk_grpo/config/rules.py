@@ -257,6 +257,12 @@ def offloaded_parts_are_distinct(train: TrainParams) -> Iterator[Problem]:
     yield from _unique(("train", "offload"), train.offload)
 
 
+def warm_up_has_an_average(train: TrainParams) -> Iterator[Problem]:
+    """Only an average warms up."""
+    if train.ema_warmup and train.ema_decay is None:
+        yield Problem(("train", "ema_warmup"), "needs train.ema_decay, whose start it changes, got true")
+
+
 def batches_fit(train: TrainParams, prompts: PromptsParams) -> Iterator[Problem]:
     """Updates get equal shares of an iteration's prompts; an iteration has no prompt twice; seeds differ."""
     path, drawn = ("train", "prompts_per_iteration"), train.prompts_per_iteration
@@ -328,6 +334,7 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (judges_have_one_template_and_a_scale, ("scorers",)),
     (trackers_are_distinct, ("trackers",)),
     (offloaded_parts_are_distinct, ("train",)),
+    (warm_up_has_an_average, ("train",)),
     (batches_fit, ("train", "prompts")),
     (heldout_prompts_exist, ("train", "prompts")),
     (profile_prompts_exist, ("profile", "prompts")),

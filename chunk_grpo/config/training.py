@@ -135,6 +135,9 @@ class TrainParams(Section):
     ema_decay: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Decay of the moving average of the weights. The average is evaluated and saved; null: the last weights are.
     Source: ours; released code: 0.995, an option."""
+    ema_warmup: bool = False
+    """Whether the decay begins small, min((1 + k) / (10 + k), ema_decay) after k updates, so that the average soon
+    forgets the initial weights. Source: flow_grpo's and DiffusionNFT's code: true."""
     checkpoint_every: PositiveInt = 10
     """Iterations between two checkpoints of the optimiser and the weights."""
     checkpoints_kept: PositiveInt = 2

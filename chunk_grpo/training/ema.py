@@ -13,14 +13,19 @@ from chunk_grpo.families.sharding import StoredTensor, local_shard
 
 
 class ExponentialMovingAverage:
-    """average <- decay * average + (1 - decay) * weight, starting from the initial weights."""
+    """average <- decay * average + (1 - decay) * weight, starting from the initial weights.
 
-    def __init__(self, parameters: Iterable[nn.Parameter], decay: float) -> None:
+    With warm-up the decay is min((1 + k) / (10 + k), decay) after k updates: 2 / 11 at first, so that the initial
+    weights are soon forgotten. Source: flow_grpo and DiffusionNFT's code.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], decay: float, *, warms_up: bool = False) -> None:
         """Start at the current values of the parameters.
 
         Args:
             parameters: Parameters to average. The objects are kept; the model must not replace them.
             decay: Decay in [0, 1); 0: the average equals the latest weights.
+            warms_up: Whether the decay is smaller in the first updates.
 
         Raises:
             ValueError: The decay is out of range, there is no parameter, or one is in half precision, which rounds the
@@ -35,17 +40,22 @@ class ExponentialMovingAverage:
             if parameter.dtype not in (torch.float32, torch.float64):
                 raise ValueError(f"parameters must be float32 or wider to be averaged, got {parameter.dtype}")
         self._averages = [parameter.detach().clone() for parameter in self._parameters]
-        self._step = get_ema_multi_avg_fn(decay)
+        self._decay, self._warms_up = decay, warms_up
         self._swapped = False
 
-    def update(self) -> None:
+    def update(self, updates: int) -> None:
         """Add the current values of the parameters; call once after each optimiser step.
+
+        Args:
+            updates: Number k of optimiser steps since the start of training, this one included.
 
         Raises:
             ValueError: Called inside `averaged`.
         """
         self._require_own_weights("update")
-        self._step(self._averages, [parameter.detach() for parameter in self._parameters], None)
+        warming = (1 + updates) / (10 + updates)
+        step = get_ema_multi_avg_fn(min(warming, self._decay) if self._warms_up else self._decay)
+        step(self._averages, [parameter.detach() for parameter in self._parameters], None)
 
     def state(self) -> list[Tensor]:
         """The averages in the order of the parameters, sharded or not.

@@ -139,8 +139,10 @@ class Learner:
                 settings.optimizer, self._parameters, settings.learning_rate, settings.weight_decay
             )
         )
-        decay = settings.ema_decay
-        self.average = None if decay is None else ExponentialMovingAverage(self._parameters, decay)
+        decay, warms_up = settings.ema_decay, settings.ema_warmup
+        self.average = (
+            None if decay is None else ExponentialMovingAverage(self._parameters, decay, warms_up=warms_up)
+        )
 
     def learn(self, iteration: IterationState, check: Check) -> None:
         """Perform the remaining updates of the iteration.
@@ -156,7 +158,10 @@ class Learner:
         start = time.perf_counter()
         updates = self.prepare(iteration, check)
         for number in range(len(iteration.updates), len(updates)):
-            iteration.updates.append(self._step(updates[number], number, check))
+            made = self._step(updates[number], number, check)
+            if self.average is not None:
+                self.average.update((iteration.number - 1) * len(updates) + number + 1)
+            iteration.updates.append(made)
             iteration.seconds += time.perf_counter() - start
             start = time.perf_counter()
 
@@ -192,8 +197,6 @@ class Learner:
             raise DataError(f"update {number}: the gradient is not finite. {_REMEDY}")
         self.optimizer.step()
         self.optimizer.zero_grad()  # gradients take no memory during the next rollout
-        if self.average is not None:
-            self.average.update()
         return stats, norm
 
     def _update(self, iteration: IterationState, number: int) -> Update:

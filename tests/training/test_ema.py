@@ -25,7 +25,7 @@ def trained(decay: float = 0.75) -> tuple[list[nn.Parameter], ExponentialMovingA
     weights = [nn.Parameter(torch.randn(5, 3, generator=stream)) for _ in range(2)]
     ema = ExponentialMovingAverage(weights, decay)
     assign(weights, *(torch.randn(5, 3, generator=stream).tolist() for _ in weights))
-    ema.update()
+    ema.update(1)
     return weights, ema
 
 
@@ -41,13 +41,27 @@ def test_two_updates_by_hand():
     weights = parameters()
     ema = ExponentialMovingAverage(weights, decay=0.75)
     assign(weights, [5.0, 2.0], [[0.0]])
-    ema.update()  # 0.75 (1, -2) + 0.25 (5, 2) = (2, -1);  0.75 * 4 + 0.25 * 0 = 3
+    ema.update(1)  # 0.75 (1, -2) + 0.25 (5, 2) = (2, -1);  0.75 * 4 + 0.25 * 0 = 3
     assert [average.tolist() for average in ema.state()] == [[2.0, -1.0], [[3.0]]]
     assign(weights, [6.0, -1.0], [[7.0]])
-    ema.update()  # 0.75 (2, -1) + 0.25 (6, -1) = (3, -1);  0.75 * 3 + 0.25 * 7 = 4
+    ema.update(1)  # 0.75 (2, -1) + 0.25 (6, -1) = (3, -1);  0.75 * 3 + 0.25 * 7 = 4
     assert [average.tolist() for average in ema.state()] == [[3.0, -1.0], [[4.0]]]
     assert [weight.tolist() for weight in weights] == [[6.0, -1.0], [[7.0]]]
     assert not any(average.requires_grad for average in ema.state())  # they are outside every graph
+
+
+def test_warm_up_by_hand():
+    """Decays 2/11, 3/12 and 4/13 after updates 1, 2 and 3; from the 8th on that of the setting, here below 9/18."""
+    weight = nn.Parameter(torch.tensor([11.0], dtype=torch.float64))
+    ema = ExponentialMovingAverage([weight], decay=0.45, warms_up=True)
+    assign([weight], [0.0])
+    for updates, expected in ((1, 2.0), (2, 0.5), (3, 2.0 / 13)):
+        ema.update(updates)
+        assert ema.state()[0].item() == pytest.approx(expected, rel=1e-14)
+    for updates, decay in ((6, 7 / 16), (7, 0.45), (8, 0.45), (10**6, 0.45)):
+        before = ema.state()[0].item()
+        ema.update(updates)
+        assert ema.state()[0].item() / before == pytest.approx(decay, rel=1e-14)
 
 
 def test_decay_0_is_the_last_weights():
@@ -69,7 +83,7 @@ def test_the_swap_is_exact_both_ways(fails):
             raise KeyError
     assert same(copies(weights), mine)
     assert same(ema.state(), averages)
-    ema.update()
+    ema.update(1)
 
 
 @pytest.mark.parametrize("what", ["update", "state", "averaged", "load_state"])
@@ -77,7 +91,7 @@ def test_other_calls_are_refused_inside_the_swap(what):
     weights, ema = trained()
     mine, averages = copies(weights), copies(ema.state())
     calls = {
-        "update": ema.update,
+        "update": lambda: ema.update(1),
         "state": ema.state,
         "averaged": lambda: ema.averaged().__enter__(),
         "load_state": lambda: ema.load_state(averages),
@@ -95,7 +109,7 @@ def test_restored_average_continues_identically():
     other = ExponentialMovingAverage(weights, 0.75)
     other.load_state(state)
     for average in (ema, other):
-        average.update()
+        average.update(1)
     assert same(ema.state(), other.state())
     assert not same(ema.state(), given)
     assert same(state, given)  # copied, not taken over

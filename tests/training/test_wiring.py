@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from chunk_grpo.core.flow import time_grid
 from chunk_grpo.core.sde import step_noise
+from chunk_grpo.errors import TransientError
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.training import trainer
@@ -89,13 +91,27 @@ def test_weights_are_averaged_after_each_update(
     averaged: list[int] = []
     update = ExponentialMovingAverage.update
 
-    def counting(self: ExponentialMovingAverage) -> None:
-        averaged.append(1)
-        update(self)
+    def counting(self: ExponentialMovingAverage, updates: int) -> None:
+        averaged.append(updates)
+        update(self, updates)
 
     monkeypatch.setattr(ExponentialMovingAverage, "update", counting)
     train(tmp_path, iterations=2, updates_per_iteration=2, ema_decay=0.5, **QUIET)
-    assert len(averaged) == 4
+    assert averaged == [1, 2, 3, 4]
+
+
+def test_warm_up_goes_on_where_a_stopped_training_was(train: Train, tmp_path: Any) -> None:
+    """Within the second iteration; and the setting gets to the average."""
+    run = {"iterations": 3, "ema_decay": 0.9, "checkpoint_every": 3, "save": True, **QUIET}
+    saved: dict[str, dict[str, torch.Tensor]] = {}
+    with pytest.raises(TransientError, match="training resumes from there"):
+        train(tmp_path / "warm-stopped", stop_at=20, ema_warmup=True, **run)
+    for name, warms_up in (("warm-stopped", True), ("warm", True), ("cold", False)):
+        train(tmp_path / name, ema_warmup=warms_up, **run)
+        (file,) = (tmp_path / name / "saved" / "transformer").glob("*.safetensors")
+        saved[name] = load_file(file)
+    assert all(torch.equal(saved["warm-stopped"][key], value) for key, value in saved["warm"].items())
+    assert not all(torch.equal(saved["cold"][key], value) for key, value in saved["warm"].items())
 
 
 def test_a_dynamic_plan_follows_the_iteration_in_progress(
