@@ -212,6 +212,7 @@ def test_a_reference_needs_a_known_kind_and_a_folder(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)  # five trainings, each by a process of DVC
 def test_the_whole_command_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
