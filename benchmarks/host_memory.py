@@ -9,6 +9,9 @@ all, of which training draws N. The largest number takes 12 MB of disk a prompt,
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,12 +23,12 @@ from diffusers import FluxTransformer2DModel
 from rich.console import Console
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
-from benchmarks.peaks import run_module
 from benchmarks.tables import parser_of, print_machine, print_table
 from benchmarks.workloads import NETWORK, TINY, toy_with
 from chunk_grpo.artifacts import read_parts, write_rows
+from chunk_grpo.artifacts.manifest import read_manifest
 from chunk_grpo.image_files import encode_png
-from tests.conftest import ORDER, Workspace, any_prompt, new_workspace, prompt_file
+from tests.conftest import ORDER, ROOT, Workspace, any_prompt, new_workspace, prompt_file
 
 TOKENS, TEXT_WIDTH, POOLED_WIDTH = 512, 4096, 768
 SIDE, PICTURES = 720, 8
@@ -71,9 +74,22 @@ def stage_peaks(count: int, listed: int) -> dict[str, float]:
                 for table in (folder / "artifacts" / "images").rglob("images.parquet"):
                     enlarge(table)
             say(f"{count:,} prompts: {stage} ...")
-            module, options = workspace.options(stage)
-            peaks[stage] = run_module(folder, [module, *options])
+            peaks[stage] = peak(folder, *workspace.options(stage))
     return peaks
+
+
+def peak(folder: Path, module: str, options: Sequence[str]) -> float:
+    """Peak resident MiB of a stage that runs as a process in a folder, by its manifest; an error of it is raised."""
+    if "--manifest" not in options:
+        options = [*options, "--manifest", "inputs.json"]
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-m", module, *options]
+    done = subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": path}, stderr=subprocess.PIPE)
+    if done.returncode:
+        raise RuntimeError(
+            f"{module} ended with exit code {done.returncode}:\n{done.stderr.decode()[-2000:]}"
+        )
+    return read_manifest(folder / options[options.index("--manifest") + 1]).peak_memory_mib
 
 
 def prepare(folder: Path, count: int, listed: int) -> Workspace:

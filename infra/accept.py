@@ -122,10 +122,12 @@ def found_by(check: Callable[[Trial], Found], trial: Trial) -> Found:
     except Exception as error:
         trial.say(traceback.format_exc())
         first, *lines = str(error).splitlines() or [type(error).__name__]
-        sentences = [line for line in lines if line.startswith("error: ")]  # of a stage
+        sentences = [
+            line.removeprefix("error: ") for line in lines if line.startswith("error: ")
+        ]  # of a stage
         is_explained = isinstance(error, ChunkGrpoError) or bool(sentences)
-        advice = "" if is_explained else "See log.txt; a traceback of chunk-grpo's own code is a bug."
-        said = " ".join(filter(None, (first, *sentences[-1:], advice)))
+        advice = [] if is_explained else ["see log.txt; a traceback of chunk-grpo's own code is a bug"]
+        said = ": ".join([first.rstrip("."), *sentences[-1:], *advice]) if sentences or advice else first
         return Found("fail", said, {"last lines": [first, *lines]})
 
 

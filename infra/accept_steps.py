@@ -16,9 +16,11 @@ from typing import Any, Literal
 import psutil
 
 from chunk_grpo.artifacts.manifest import cpu_name
+from chunk_grpo.config.models import ModelParams
 from chunk_grpo.config.notices import notices
 from chunk_grpo.config.resolved import resolved_variant
-from chunk_grpo.errors import Stopped
+from chunk_grpo.errors import DataError, Stopped, one_line
+from chunk_grpo.families.weights.records import may_be_hub_id
 from chunk_grpo.git import uncommitted
 from chunk_grpo.gpus import has_gpu
 from chunk_grpo.orchestration.outcomes import StageFailed
@@ -95,12 +97,29 @@ def machine(trial: Trial) -> Found:
 def settings(trial: Trial) -> Found:
     """The stages before any long one, of the small copy; trackers of the parameters as they are."""
     check_trackers(trial.params.trackers)
+    reach_model(trial.params.model)
     trial.pipeline.run_due(["try_scorers"], trial.say)
     edited = [line for line in uncommitted(trial.root) if line[:2] != "??" and line[3:] != "params.yaml"]
     numbers = {"notices": list(notices(trial.params)), "edits that did not run": edited}
     return Found(
         "pass", "Weights, adapter, prompts and scorers are there; scorers judged made-up images.", numbers
     )
+
+
+def reach_model(model: ModelParams) -> None:
+    """Take the smallest file of a model of the hub, or DataError: a gated one gives none without its licence."""
+    if not may_be_hub_id(model.checkpoint):
+        return
+    from httpx import HTTPError
+    from huggingface_hub import hf_hub_download
+
+    try:
+        hf_hub_download(model.checkpoint, "model_index.json", revision=model.revision)
+    except (HTTPError, OSError, ValueError) as error:
+        raise DataError(
+            f"model.checkpoint: {model.checkpoint} must be a folder, or reachable on the hub ({type(error).__name__}: "
+            f"{one_line(error)}). Accept its licence there and `hf auth login`, or give the folder of a copy."
+        ) from error
 
 
 def plan(trial: Trial) -> Found:

@@ -175,16 +175,10 @@ class Trial:
 
     def stages(self) -> list[dict[str, Any]]:
         """Seconds and memory of each stage that has run, by its manifest; GPU: the first process's tensors."""
-        made = [read_manifest(path) for path in Path(self.at.runs).glob("*.json")]
-        return [
-            {
-                "stage": run.stage,
-                "seconds": run.seconds,
-                "host MiB": run.peak_memory_mib,
-                "GPU MiB": run.notes.get("peak_gpu_mib"),
-            }
-            for run in sorted(made, key=lambda run: run.started_at)
-        ]
+        made = sorted(map(read_manifest, Path(self.at.runs).glob("*.json")), key=lambda run: run.started_at)
+        names = ("stage", "seconds", "host MiB", "GPU MiB")
+        rows = [(run.stage, run.seconds, run.peak_memory_mib, run.notes.get("peak_gpu_mib")) for run in made]
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def smaller(params: Params, processes: int) -> list[str]:

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import host_memory
-from benchmarks.host_memory import PICTURES, STAGES, enlarge, prepare
-from benchmarks.peaks import run_module
+from benchmarks.host_memory import PICTURES, STAGES, enlarge, peak, prepare
 from chunk_grpo.artifacts import read_table, write_rows
 from chunk_grpo.config import load_params
 from chunk_grpo.image_files import decode_image
@@ -22,14 +21,12 @@ def test_every_stage_has_a_command_and_the_schedule_draws_the_used_prompts(tmp_p
     assert {path.name for path in (tmp_path / "model").iterdir()} >= {"text_encoder_2", "transformer", "vae"}
 
 
-def test_a_peak_is_what_a_process_held_at_most(tmp_path: Path) -> None:
-    (tmp_path / "small.py").write_text("")
-    (tmp_path / "large.py").write_text("x = bytes([1]) * 2**26\ndel x\n")
-    large, small = (run_module(tmp_path, [name]) for name in ("large", "small"))
-    assert 60 < large - small < 68
-    (tmp_path / "broken.py").write_text("import sys\nsys.exit('no such thing')\n")
-    with pytest.raises(RuntimeError, match=r"broken ended with exit code 1:\nno such thing"):
-        run_module(tmp_path, ["broken"])
+def test_a_peak_is_that_of_the_stages_own_process(tmp_path: Path) -> None:
+    module, options = prepare(tmp_path, 20, 300).options("inputs")
+    assert 100 < peak(tmp_path, module, options) < 5000  # MiB
+    (tmp_path / "params.yaml").unlink()
+    with pytest.raises(RuntimeError, match=r"stages.inputs ended with exit code [23]:\n"):
+        peak(tmp_path, module, options)
 
 
 def test_pictures_are_replaced_by_large_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,12 +171,12 @@ def test_a_failure_leaves_the_other_steps_and_heads_the_page(
     monkeypatch.setattr(accept, "cards_of_driver", list)
     assert call("accept", ["--preset", "smoke", "--out", str(tmp_path / "out")]) == 1
     page = (tmp_path / "out" / "acceptance.md").read_text()
-    said = "stage train@a-0 failed with exit code 3 (bad input) error: x.csv: must \\| have rows; add one"
+    said = "stage train@a-0 failed with exit code 3 (bad input): x.csv: must \\| have rows; add one"
     assert page.splitlines()[0] == f"# smoke: failed at step 'first'. {said} Also failed: fourth."
     found = json.loads((tmp_path / "out" / "acceptance.json").read_text())
     assert [step["outcome"] for step in found["steps"]] == ["fail", "pass", "not checked", "fail"]
     assert found["steps"][2]["said"] == "It needs the step 'first'."
-    assert "See log.txt" in found["steps"][3]["said"]
+    assert "see log.txt" in found["steps"][3]["said"]
     assert "KeyError: 'a bug'" in (tmp_path / "out" / "log.txt").read_text()
     assert "| 1 |" in page and "- b: c 2, none" in page
     assert "third: not checked" in capsys.readouterr().out
@@ -209,6 +209,16 @@ def test_an_error_that_explains_itself_needs_no_log() -> None:
 def test_a_reference_needs_a_known_kind_and_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("accept", ["--preset", "smoke", "--reference", "clip=."]) == 2
     assert "--reference: must be KIND=FOLDER, a kind of imagereward, hpsv3" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_reachable_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = parse_params(composed(ROOT, "flux-dev")).model
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        DataError, match=r"model.checkpoint: black-forest-labs/FLUX.1-dev must be a folder, or"
+    ):
+        accept_steps.reach_model(model)
+    accept_steps.reach_model(model.model_copy(update={"checkpoint": "assets/tiny-flux"}))
 
 
 @pytest.mark.slow
