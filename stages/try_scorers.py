@@ -96,7 +96,7 @@ def show(rows: Sequence[tuple[str, ...]]) -> None:
     """Print the table."""
     table = Table(title="Trial of the scorers", title_justify="left")
     table.add_column("scorer", overflow="fold")
-    for head in ("loading", "an image", "images in training", "in evaluation", "all of them"):
+    for head in ("loading", "an image", "images in training", "in evaluation", "at most"):
         table.add_column(head, justify="right")
     for row in rows:
         table.add_row(*row)
@@ -105,7 +105,7 @@ def show(rows: Sequence[tuple[str, ...]]) -> None:
         console.width = LOG_WIDTH
     console.print(table)
     console.print(
-        "All of them: loading once, then one image after the other as here. Batches on a GPU, several processes and "
+        "At most: loading once, then one image after the other as here. Batches on a GPU, several processes and "
         "an early stop take less; each stage loads anew.",
         highlight=False,
     )
