@@ -17,7 +17,6 @@ HARMLESS = {
     "train.kl_coef": "a factor",
     "rewards.shapes-graded": "a factor",
     "rewards.shapes-vivid": "a factor",
-    "train.reward_attempts": "ends with the first success",
     "train.checkpoint_every": "a period: never",
     "train.checkpoints_kept": "all of them",
     "train.heldout.every": "a period: never",
@@ -39,7 +38,7 @@ BOUNDS = {
     "prompts.benchmarks.more.seed",
     1_000_000: "prompts.benchmarks.more.count prompts.train_count prompts.eval_count prompts.wise_count "
     "train.iterations",
-    86_400: "train.reward_wait",
+    86_400: "train.reward_away_seconds",
     65_536: "encode.batch_size profile.batch_size train.rollout_batch_size train.micro_batch_size "
     "generate.batch_size "
     "scorers.shapes-exact.batch_size",

@@ -141,6 +141,11 @@ def test_a_variant_name_must_fit_into_a_file_name() -> None:
 def test_misspelt_key_error_suggests_nearest_valid_key() -> None:
     misspelt = (drop("train.clip_range"), put("train.clip_rang", 1e-4))
     assert problems(*misspelt) == ["train.clip_rang: unknown key; did you mean 'clip_range'?"]
+    for key in ("reward_attempts", "reward_wait"):  # keys of an earlier release
+        assert problems(put(f"train.{key}", 3)) == [
+            f"train.{key}: replaced by reward_away_seconds, the seconds for which a scorer may be away (900 by "
+            "default); remove it"
+        ]
     assert problems(put("reprot", {})) == ["reprot: unknown key; did you mean 'report'?"]
     plan = put("chunks.plans.guided", {"kind": "guided", "num_chunk": 4})
     assert problems(plan) == ["chunks.plans.guided.num_chunk: unknown key; did you mean 'num_chunks'?"]

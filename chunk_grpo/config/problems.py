@@ -39,6 +39,13 @@ _RULES: dict[str, str] = {
 }
 
 
+_REPLACED = dict.fromkeys(
+    ("reward_attempts", "reward_wait"),
+    "replaced by reward_away_seconds, the seconds for which a scorer may be away (900 by default); remove it",
+)
+"""Keys of earlier releases, and what is in their place."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """One problem of a configuration."""
@@ -99,6 +106,9 @@ def schema_problems(error: ValidationError, raw: Mapping[str, Any], model: type[
     for detail, place in zip(details, places, strict=True):
         if detail["type"] == "extra_forbidden":
             known = _keys_at(model, place[:-1], raw)
+            if place[-1] in _REPLACED:
+                problems.append(Problem(place, _REPLACED[str(place[-1])]))
+                continue
             guess = nearest(str(place[-1]), known)
             hint = f"did you mean {guess!r}?" if guess else f"known here: {', '.join(sorted(known))}"
             problems.append(Problem(place, f"unknown key; {hint}"))

@@ -106,10 +106,9 @@ class TrainParams(Section):
     old_log_probs: Literal["rollout", "training"] = "rollout"
     """Source of the old log-probabilities in the ratios. `rollout`: saved during the rollout; `training`: recomputed
     in the update's batches, for low precision."""
-    reward_attempts: PositiveInt = 3
-    """Attempts to score a batch before training stops; it can be resumed."""
-    reward_wait: Annotated[float, Field(ge=0, le=86_400)] = 2.0
-    """Seconds before the second attempt; the wait doubles with each further attempt."""
+    reward_away_seconds: Annotated[float, Field(ge=0, le=86_400)] = 900.0
+    """Seconds for which a scorer may be away. It is asked again after growing waits; then training saves what it has
+    done, the iteration in progress included, and stops."""
     start_from: PolicyFiles | None = None
     """Saved policy with whose weights training starts; null: the base model. The reference of the KL divergence is
     the base model in both cases."""

@@ -40,7 +40,7 @@ COMPUTES = (
 )
 """Code that decides what a training computes. The code of single scorers is in their specs."""
 
-MOVES_NOTHING = {"checkpoint_every", "checkpoints_kept", "keep_state", "reward_attempts", "reward_wait"}
+MOVES_NOTHING = {"checkpoint_every", "checkpoints_kept", "keep_state", "reward_away_seconds"}
 """Settings of `train` that change no state of a training."""
 
 
@@ -81,7 +81,7 @@ def training_data(
     """What a training learns from: `rewards` has the weight of each scorer, `train.heldout` the unseen scorers."""
 
     def reward(weights: Mapping[str, float]) -> Reward:
-        return Reward(scorers, weights, train.reward_attempts, train.reward_wait)
+        return Reward(scorers, weights, train.reward_away_seconds)
 
     unseen = dict.fromkeys(train.heldout.scorers, 1.0)
     return TrainingData(prompts, heldout, reward(rewards), reward(unseen) if unseen else None)

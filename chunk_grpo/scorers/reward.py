@@ -8,7 +8,7 @@ import numpy as np
 
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.scorers.base import FloatArray, ScoreBatch, Scorer, check_scores
-from chunk_grpo.scorers.running.retry import score_with_retries
+from chunk_grpo.scorers.running.retry import AWAY_SECONDS, score_with_retries
 
 
 def weighted_sum(scores: Mapping[str, FloatArray], weights: Mapping[str, float]) -> FloatArray:
@@ -50,23 +50,21 @@ class Reward:
         self,
         scorers: Mapping[str, Scorer],
         weights: Mapping[str, float],
-        attempts: int = 3,
-        wait_seconds: float = 2.0,
+        away_seconds: float = AWAY_SECONDS,
     ) -> None:
         """Select the scorers that have a weight.
 
         Args:
             scorers: Name in params.yaml to scorer.
             weights: Scorer name to weight.
-            attempts: Attempts per batch before training stops, at least 1.
-            wait_seconds: Seconds before the second attempt; doubles with each further attempt.
+            away_seconds: Seconds for which a scorer may be away before training stops.
 
         Raises:
             ConfigError: A scorer is groupwise; training scores parts of groups.
         """
         self.weights = dict(weights)
         self._scorers = {name: scorers[name] for name in weights}
-        self._attempts, self._wait_seconds = attempts, wait_seconds
+        self._away_seconds = away_seconds
         for name, scorer in self._scorers.items():
             if scorer.groupwise:
                 raise ConfigError(
@@ -79,11 +77,11 @@ class Reward:
 
         Raises:
             DataError: A batch cannot be judged, an image is refused, or a score is missing or not finite.
-            TransientError: A scorer gave no answer in any attempt.
+            TransientError: A scorer was away for longer.
         """
         values = {}
         for name, scorer in self._scorers.items():
-            scores = score_with_retries(name, scorer, batch, self._attempts, self._wait_seconds)
+            scores = score_with_retries(name, scorer, batch, self._away_seconds)
             values[name] = check_scores(name, scores, batch.prompts).values
             for row, reason in scores.refused.items():
                 raise DataError(

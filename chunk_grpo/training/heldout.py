@@ -22,6 +22,7 @@ from chunk_grpo.seeding import generator
 from chunk_grpo.training.image_statistics import image_statistics
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.rollouts import DIVERGED
+from chunk_grpo.training.scoring import Waits
 from chunk_grpo.training.stopping import Check, Stoppable, never, seconds_to_end
 
 
@@ -72,23 +73,25 @@ def heldout_images(
 
 
 def heldout_scores(
-    images: NDArray[np.float32], rows: PromptSet, reward: Reward, waiting: Check = never
+    images: NDArray[np.float32], rows: PromptSet, reward: Reward, check: Check = never
 ) -> dict[str, NDArray[np.float64]]:
-    """Score held-out images: values [B] by scorer.
+    """Score held-out images: values [B] by scorer; empty without images.
 
     Args:
         images: [B, 3, H, W] in [0, 1].
         rows: Prompt of each image.
         reward: Scorers.
-        waiting: Called while scoring runs; raises to abort.
+        check: Called while scoring runs; raises to abort.
 
     Raises:
         DataError: A score is not finite.
     """
+    if not len(images):
+        return {}
     batch = ScoreBatch(as_pictures(images), rows.texts, rows.metadata, rows.groups())
     thread = Background("held-out reward")
     try:
-        scores = waited(thread.submit(reward.scores, batch), waiting)
+        scores = waited(thread.submit(reward.scores, batch), check)
     except BaseException as error:
         thread.end(seconds_to_end(error))
         raise
@@ -139,26 +142,28 @@ class HeldoutEvaluation:
         self._prompts, self._reward, self._settings, self._processes = prompts, reward, settings, processes
         self._unseen = unseen if settings.heldout.scorers else None
 
-    def evaluate(self, family: Family, times: Tensor, check: Check, waiting: Check = never) -> HeldoutResult:
+    def evaluate(self, family: Family, times: Tensor, check: Check, waits: Waits) -> HeldoutResult:
         """Sample the policy's held-out images, score them and compute their statistics.
 
         Args:
             family: Policy.
             times: Time grid [S + 1].
             check: Called before each evaluation of the policy; raises to abort.
-            waiting: Called while scoring runs; raises to abort.
+            waits: How the process waits for its scores.
 
         Raises:
             DataError: A latent or a score is not finite.
+            UnscoredError: A scorer was away for too long, in this process or another.
+            GivenUpError: A stop was requested.
         """
         own = self._sample_own(family, times, check)
         images = np.concatenate(self._processes.gather([own.images]))
-        scores = self._scores_of_all(own, self._reward, waiting)
+        scores = self._scores_of_all(own, self._reward, waits)
         metrics = {"heldout_reward": float(weighted_sum(scores, self._reward.weights).mean())}
         metrics |= {f"heldout/{name}": float(values.mean()) for name, values in scores.items()}
         decisive = metrics["heldout_reward"]
         if self._unseen is not None:
-            unseen = self._scores_of_all(own, self._unseen, waiting)
+            unseen = self._scores_of_all(own, self._unseen, waits)
             metrics |= {f"heldout/{name}": float(values.mean()) for name, values in unseen.items()}
             decisive = metrics[f"heldout/{self._settings.heldout.scorers[0]}"]
         statistics = image_statistics(images, self._settings.heldout.images_per_prompt)
@@ -172,8 +177,8 @@ class HeldoutEvaluation:
         images = heldout_images(family, times, self._prompts, self._settings, check, share)
         return _Share(images[:count], rows.rows(share[:count]))
 
-    def _scores_of_all(self, own: _Share, reward: Reward, waiting: Check) -> dict[str, NDArray[np.float64]]:
+    def _scores_of_all(self, own: _Share, reward: Reward, waits: Waits) -> dict[str, NDArray[np.float64]]:
         """Values [P * I] by scorer; each process scores its own images."""
-        found = heldout_scores(own.images, own.rows, reward, waiting) if len(own.images) else {}
+        found = waits.together(lambda: heldout_scores(own.images, own.rows, reward, waits.check))
         everybody = self._processes.gather([found])
         return {name: np.concatenate([part[name] for part in everybody if part]) for name in everybody[0]}

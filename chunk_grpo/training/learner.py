@@ -57,7 +57,7 @@ class IterationState:
         return {
             "iteration": self.number,
             "advantages": self.advantages,
-            "trajectories": _plain(experience.trajectories),
+            "trajectories": experience.trajectories.state(),
             "group_size": experience.group_size,
             "scores": {name: torch.from_numpy(values) for name, values in experience.scores.items()},
             "rollout_seconds": experience.seconds,
@@ -75,14 +75,9 @@ class IterationState:
             prompts: Prompt of each trajectory of this process.
             device: Device of the restored latents.
         """
-        stored: dict[str, Tensor | None] = state["trajectories"]
-        latents = {name: stored[name] for name in ("states", "means", "finals")}
-        moved = {name: value if value is None else value.to(device) for name, value in latents.items()}
-        fields_by_name: dict[str, Any] = stored | moved
-        trajectories = SampledTrajectories(**fields_by_name)
         experience = Experience(
             prompts=prompts,
-            trajectories=trajectories,
+            trajectories=SampledTrajectories.from_state(state["trajectories"], device),
             group_size=state["group_size"],
             scores={name: values.numpy() for name, values in state["scores"].items()},
             seconds=state["rollout_seconds"],
@@ -332,7 +327,6 @@ def _noise_of(context: DrawContext, shape: torch.Size, alike: int) -> NoiseOfIte
     return noise
 
 
-def _plain(values: SampledTrajectories | UpdateStats) -> dict[str, Any]:
-    """Fields of the dataclass by name, with tensors on the CPU, because processes exchange them."""
-    found = {each.name: getattr(values, each.name) for each in fields(values)}
-    return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in found.items()}
+def _plain(stats: UpdateStats) -> dict[str, Any]:
+    """Fields of the statistics by name, which are on the CPU."""
+    return {each.name: getattr(stats, each.name) for each in fields(stats)}

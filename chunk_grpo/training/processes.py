@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import GradientAccumulationPlugin, gather_object
+from accelerate.utils import GradientAccumulationPlugin
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
@@ -24,7 +25,7 @@ from chunk_grpo.parallel import results_of_all
 T = TypeVar("T")
 
 _PATIENCE = timedelta(days=7)
-"""Timeout of processes that wait for a writing one. If that one dies, its connections close and they fail at once."""
+"""Timeout of processes that wait for a busy one. If that one dies, its connections close and they fail at once."""
 
 
 class Processes:
@@ -61,7 +62,7 @@ class Processes:
                 f"{started} processes were started, but accelerate sees {self.count}: without GPUs it needs "
                 "`accelerate launch --cpu` or ACCELERATE_USE_CPU=true"
             )
-        # The default group's collectives time out after minutes, which is too short for writing a checkpoint.
+        # The default group's collectives time out after minutes, too short for a slow scorer or writing a checkpoint.
         self._patient = distributed.new_group(backend="gloo", timeout=_PATIENCE) if self.count > 1 else None
         self._inside = self._patient
         self._mesh: DeviceMesh | None = None
@@ -148,8 +149,12 @@ class Processes:
         return bool(self.largest(int(flag)))
 
     def gather(self, items: list[Any]) -> list[Any]:
-        """Items of all processes, in order of rank."""
-        return items if self.count == 1 else list(gather_object(items))
+        """Items of all processes, in order of rank. Another one may be late, up to `_PATIENCE`: a scorer is slow.
+
+        Raises:
+            TransientError: Another process has ended.
+        """
+        return list(chain.from_iterable(self.by_all(lambda: items)))
 
     def by_main(self, action: Callable[[], T]) -> T:
         """Result of `action`, which the main process performs while the others wait, up to `_PATIENCE`.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import count
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,14 +21,12 @@ from chunk_grpo.core.types import Velocity
 from chunk_grpo.core.window import window_steps
 from chunk_grpo.families.base import Conditioning, Family, velocity_function
 from chunk_grpo.families.prompts import PromptSet, require_finite
-from chunk_grpo.image_files import as_pictures
-from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.reward import Reward
-from chunk_grpo.scorers.running.retry import Background, waited
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.schedule import prompts_of_rows
-from chunk_grpo.training.stopping import Check, Stoppable, never, seconds_to_end
+from chunk_grpo.training.scoring import Judge, Waits
+from chunk_grpo.training.stopping import Check, Stoppable, never
 
 DIVERGED = "The policy has diverged: lower train.learning_rate or train.max_grad_norm."
 
@@ -64,6 +62,19 @@ class SampledTrajectories:
             means=None if self.means is None else self.means[where],
             finals=self.finals[where],
         )
+
+    def state(self) -> dict[str, Tensor | None]:
+        """The fields by name, on the CPU, for a checkpoint."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: None if value is None else value.cpu().contiguous() for name, value in found.items()}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor | None], device: torch.device) -> SampledTrajectories:
+        """Restore the result of `state`, with latents on the device."""
+        latents = {name: state[name] for name in ("states", "means", "finals")}
+        moved = {name: value if value is None else value.to(device) for name, value in latents.items()}
+        restored: dict[str, Any] = {**state, **moved}
+        return cls(**restored)
 
 
 @dataclass(frozen=True)
@@ -111,7 +122,8 @@ def collect_experience(
     settings: TrainParams,
     seed: int,
     check: Check = never,
-    waiting: Check = never,
+    waits: Waits | None = None,
+    sampled: list[SampledTrajectories] | None = None,
 ) -> Experience:
     """Sample this process's images with the current policy, decode and score them.
 
@@ -123,37 +135,53 @@ def collect_experience(
         settings: `train` section of params.yaml.
         seed: Training seed. With iteration and row it determines the noise of a trajectory.
         check: Called before each evaluation of the policy, equally often in all processes; raises to abort.
-        waiting: Called while scoring runs, not equally often in all processes; raises to abort.
+        waits: How the process waits for its scores; None: alone, until they are there.
+        sampled: First batches of the iteration, which are not sampled again. Receives the others, and is emptied when
+            all are scored.
 
     Raises:
         DataError: A latent or a reward is not finite; the message names the prompt.
-        TransientError: A scorer does not answer.
+        UnscoredError: A scorer was away for too long, in this process or another.
+        GivenUpError: A stop was requested.
     """
     start = time.perf_counter()
     branching = method.variant.branching
     rows = iteration.prompts.rows(prompts_of_rows(iteration.starts, settings.group_size, branching))
     sampler = _Sampling(family, method, iteration, settings, seed, check)
-    batches: list[SampledTrajectories] = []
-    with _Judge(family, reward, settings, waiting) as judge:
-        for trajectories in sampler.branches(branching) if branching else sampler.trajectories():
+    batches = [] if sampled is None else sampled
+    done = len(batches)
+    others = sampler.branches(branching, done) if branching else sampler.trajectories(done)
+    with Judge(family, reward, settings, waits or Waits()) as judge:
+        for trajectories in _added(others, batches):
             span = range(judge.count, judge.count + len(trajectories.finals))
             part = rows.rows(span)
             require_finite(trajectories.finals, part, "rollout", DIVERGED)
-            batches.append(trajectories)
             judge.submit(trajectories.finals, part)
-        sampled = time.perf_counter()
+        end_of_sampling = time.perf_counter()
         scores = judge.scores()
+    trajectories = _joined(batches)
+    batches.clear()
     return Experience(
         prompts=rows,
-        trajectories=_joined(batches),
+        trajectories=trajectories,
         group_size=branching.children if branching else settings.group_size,
         scores=scores,
         seconds={
-            "rollout": sampled - start,
+            "rollout": end_of_sampling - start,
             "reward": judge.seconds,
-            "waiting_for_reward": time.perf_counter() - sampled,
+            "waiting_for_reward": time.perf_counter() - end_of_sampling,
         },
     )
+
+
+def _added(
+    others: Iterable[SampledTrajectories], batches: list[SampledTrajectories]
+) -> Iterator[SampledTrajectories]:
+    """The batches, and then the others, each of which is added to them."""
+    yield from tuple(batches)
+    for each in others:
+        batches.append(each)
+        yield each
 
 
 class _Sampling:
@@ -178,12 +206,16 @@ class _Sampling:
             method.variant.ratio_norm, method.variant.trust_region, method.variant.likelihood
         )
 
-    def trajectories(self) -> Iterator[SampledTrajectories]:
-        """Sample whole trajectories. All steps but the last are noisy, or only the window's steps."""
+    def trajectories(self, done: int) -> Iterator[SampledTrajectories]:
+        """Sample whole trajectories. All steps but the last are noisy, or only the window's steps.
+
+        Args:
+            done: Number of batches that are left out, the first ones.
+        """
         grid, size = self._method.grid, self._settings.group_size
-        noisy = self._noisy_steps()
-        for first in range(0, len(self._names), self._settings.rollout_batch_size):
-            names = self._names[first : first + self._settings.rollout_batch_size]
+        noisy, per_batch = self._noisy_steps(), self._settings.rollout_batch_size
+        for first in range(done * per_batch, len(self._names), per_batch):
+            names = self._names[first : first + per_batch]
             made = rollout_sde(
                 self._velocity([name // size for name in names]),
                 self._starts(
@@ -205,14 +237,19 @@ class _Sampling:
                 finals=made.states[:, -1],
             )
 
-    def branches(self, branching: BranchingParams) -> Iterator[SampledTrajectories]:
-        """Sample ODE runs with children at the iteration's branch points; row = (prompt, run, point, child)."""
+    def branches(self, branching: BranchingParams, done: int) -> Iterator[SampledTrajectories]:
+        """Sample ODE runs with children at the iteration's branch points; row = (prompt, run, point, child).
+
+        Args:
+            branching: Settings of the variant.
+            done: Number of batches that are left out, the first ones.
+        """
         grid, children = self._method.grid, branching.children
         steps = torch.randperm(grid.num_sde_steps, generator=generator(*self._stream, "points"))
         points = sorted(steps[: branching.points].tolist())
         runs = self._settings.group_size // children
         per_batch = max(1, self._settings.rollout_batch_size // children)
-        for first in range(0, len(self._names), per_batch):
+        for first in range(done * per_batch, len(self._names), per_batch):
             names = self._names[first : first + per_batch]
             prompts = self._prompts.conditioning.rows([name // runs for name in names]).to(self._device)
 
@@ -322,67 +359,3 @@ def _joined(batches: Sequence[SampledTrajectories]) -> SampledTrajectories:
         means=torch.cat(means) if means else None,
         finals=torch.cat([batch.finals for batch in batches]),
     )
-
-
-class _Judge:
-    """Decodes and scores batches in order.
-
-    Always uses a thread of its own, because a scorer that hangs must not keep the process from stopping. With
-    `reward_in_background` the caller can sample the next batch meanwhile; otherwise `submit` waits for the scores.
-    """
-
-    def __init__(self, family: Family, reward: Reward, settings: TrainParams, waiting: Check) -> None:
-        self._family, self._reward, self._waiting = family, reward, waiting
-        self._is_ahead, self._decoded_together = settings.reward_in_background, settings.micro_batch_size
-        self._thread = Background("reward")
-        self._answers: list[Future[dict[str, NDArray[np.float64]]]] = []
-        self.count, self.seconds = 0, 0.0
-
-    def __enter__(self) -> _Judge:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        for answer in self._answers:
-            answer.cancel()
-        self._thread.end(seconds_to_end(error))
-
-    def submit(self, latents: Tensor, rows: PromptSet) -> None:
-        """Submit the next batch.
-
-        Args:
-            latents: Final latents [B, L, D].
-            rows: Prompt of each image, B rows.
-        """
-        self.count += len(latents)
-        self._answers.append(self._thread.submit(self._score, latents, rows))
-        if not self._is_ahead:
-            waited(self._answers[-1], self._waiting)
-
-    def scores(self) -> dict[str, NDArray[np.float64]]:
-        """Values [B] of each scorer over all batches, in order. Raises the error of a failed batch."""
-        batches = [waited(answer, self._waiting) for answer in self._answers]
-        return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-
-    def _score(self, latents: Tensor, rows: PromptSet) -> dict[str, NDArray[np.float64]]:
-        start = time.perf_counter()
-        scores = score_latents(self._family, latents, rows, self._reward, self._decoded_together)
-        self.seconds += time.perf_counter() - start
-        return scores
-
-
-def score_latents(
-    family: Family, latents: Tensor, rows: PromptSet, reward: Reward, batch_size: int
-) -> dict[str, NDArray[np.float64]]:
-    """Decode final latents and score the images: values [B] by scorer.
-
-    Args:
-        family: Decoder.
-        latents: Final latents [B, L, D].
-        rows: Prompt of each image, B rows.
-        reward: Scorers.
-        batch_size: Images that are decoded together.
-    """
-    images = (
-        torch.cat([family.decode(part) for part in latents.split(batch_size)]).cpu().numpy()
-    )  # [B, 3, H, W]
-    return reward.scores(ScoreBatch(as_pictures(images), rows.texts, rows.metadata, rows.groups()))

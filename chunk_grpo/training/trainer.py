@@ -38,7 +38,7 @@ from chunk_grpo.training.metrics import (
 )
 from chunk_grpo.training.offloading import Offloading
 from chunk_grpo.training.processes import Processes
-from chunk_grpo.training.rollouts import Experience, Iteration, collect_experience
+from chunk_grpo.training.rollouts import Experience, Iteration, SampledTrajectories, collect_experience
 from chunk_grpo.training.run import RunPaths, TrainingData
 from chunk_grpo.training.schedule import (
     images_per_start,
@@ -46,6 +46,7 @@ from chunk_grpo.training.schedule import (
     prompts_of_rows,
     starts_of_update,
 )
+from chunk_grpo.training.scoring import UnscoredError, Waits
 from chunk_grpo.training.sinks import open_sinks
 from chunk_grpo.training.stopping import GivenUpError
 from chunk_grpo.training.update import UpdateStats
@@ -107,6 +108,8 @@ class Trainer:
         self._rows: list[MetricRow] = []
         self._done = 0
         self._unfinished: IterationState | None = None
+        self._sampled: list[SampledTrajectories] = []  # batches of an iteration that is not scored
+        self._waits, self._stop_requested = Waits(self._is_stopping, self._processes.by_all), False
         with self._checkpoints.fitting():
             self._resume()
         heading = Heading(paths.identity, seed, settings.iterations, self._done)
@@ -120,17 +123,17 @@ class Trainer:
             should_stop: Polled often. When it returns True, a checkpoint is saved and TransientError raised.
 
         Raises:
-            TransientError: Stopped on request, or a scorer does not answer. A later run resumes.
+            TransientError: Stopped on request, or a scorer is away; a checkpoint is saved, and a later run resumes.
             DataError: Latents, rewards, ratios or gradients are not finite.
         """
         self._should_stop = should_stop
         total, is_finished = self._settings.iterations, False
         try:
-            if self._is_stopped_before(total):
+            if reason := self._ended_before(total):
                 self._save()
                 self._checkpoints.settle_copies()
                 raise TransientError(
-                    f"stopped after iteration {self._done} of {total}; kept in {self._checkpoints.newest_path()}. "
+                    f"{reason} after iteration {self._done} of {total}; kept in {self._checkpoints.newest_path()}. "
                     "Run the same command again; training resumes from there."
                 )
             self._checkpoints.settle_copies()
@@ -145,8 +148,8 @@ class Trainer:
                 sink.close(is_finished=is_finished)
         return self._rows
 
-    def _is_stopped_before(self, total: int) -> bool:
-        """Train to iteration `total` or to early stopping; True if a stop request came first."""
+    def _ended_before(self, total: int) -> str:
+        """Train to iteration `total` or to early stopping; what ended it before, or ""."""
         try:
             with Meter(f"training, seed {self._seed}", total, self._done) as meter:
                 self._evaluate_if_due()
@@ -156,8 +159,10 @@ class Trainer:
                     meter.advance(note=self._reward_so_far())
                     self._save_if_due()
         except GivenUpError:
-            return True
-        return False
+            return "stopped"
+        except UnscoredError as error:
+            return f"{error} Stopped"
+        return ""
 
     def save_policies(self, folder: Path) -> None:
         """Write the trained policy to `folder`/transformer and, with `keep_best`, the best one to `folder`/best.
@@ -199,7 +204,8 @@ class Trainer:
                 self._settings,
                 self._seed,
                 self._check,
-                self._check_alone,
+                self._waits,
+                self._sampled,
             )
 
     def _prompts_of(self, iteration: int) -> PromptSet:
@@ -264,7 +270,7 @@ class Trainer:
         with self._averaged():
             with self._offloading.in_use():
                 evaluated = self._heldout.evaluate(
-                    self._family, self._method.grid.times, self._check, self._check_alone
+                    self._family, self._method.grid.times, self._check, self._waits
                 )
             verdict = self._controller.judge(self._processes.gather([evaluated.decisive])[0])
             if self._settings.heldout.keep_best and verdict == "best":
@@ -290,13 +296,13 @@ class Trainer:
 
     def _check(self) -> None:
         """Raise GivenUpError if any process received a stop request."""
-        if self._processes.any(self._should_stop()):
+        if self._processes.any(self._is_stopping()):
             raise GivenUpError
 
-    def _check_alone(self) -> None:
-        """Like `_check`, but safe to call unequally often: does nothing with several processes."""
-        if self._processes.count == 1:
-            self._check()
+    def _is_stopping(self) -> bool:
+        """Whether this process received a stop request, now or at an earlier look."""
+        self._stop_requested = self._stop_requested or self._should_stop()
+        return self._stop_requested
 
     def _resume(self) -> None:
         """Restore the newest checkpoint that a run of this length has; there may be later ones of a longer run."""
@@ -317,6 +323,9 @@ class Trainer:
         self._done = state.iteration
         if state.extra["unfinished"] is not None:
             self._resume_unfinished(state.extra["unfinished"], state.iteration + 1)
+        if len(state.extra["sampled"]) == self._processes.count:  # or the batches are sampled again
+            own, device = state.extra["sampled"][self._processes.index], self._family.device
+            self._sampled = [SampledTrajectories.from_state(batch, device) for batch in own]
 
     def _resume_unfinished(self, states: list[dict[str, Any]], iteration: int) -> None:
         """Restore an iteration in progress, each process with its own trajectories.
@@ -348,6 +357,7 @@ class Trainer:
             "chunks": self._learner.selector.state(),
             "average": trained["average"],
             "unfinished": unfinished,
+            "sampled": self._processes.gather([[batch.state() for batch in self._sampled]]),
             "controller": self._controller.state(),
             "best": self._best_state,
         }

@@ -1,15 +1,11 @@
-"""A scorer that fails: what is tried again, how long the waits and calls are, and how it ends."""
+"""A scorer that fails: what is tried again, how long the waits are, and how it ends."""
 
 import errno
 import logging
 import socket
-import subprocess
-import sys
-import threading
 from collections.abc import Iterable
 from email.message import Message
 from http.client import IncompleteRead, RemoteDisconnected
-from typing import Any
 from urllib.error import HTTPError, URLError
 
 import aiohttp
@@ -22,14 +18,13 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from PIL import UnidentifiedImageError
 from yarl import URL
 
-from chunk_grpo.config.scorers import InProcess
-from chunk_grpo.errors import ConfigError, DataError, Stopped, TransientError
-from chunk_grpo.scorers.base import ScoreBatch, Scores
+from chunk_grpo.errors import ConfigError, DataError, TransientError
+from chunk_grpo.scorers.base import ScoreBatch, Scorer, Scores
 from chunk_grpo.scorers.executors.messages import WorkerError, raise_remote_error
 from chunk_grpo.scorers.reward import Reward, weighted_sum
-from chunk_grpo.scorers.running.retry import Background, Limited, TimeLimitError, score_with_retries, waited
+from chunk_grpo.scorers.running.retry import TimeLimitError, score_with_retries
 from chunk_grpo.scorers.workers.worker_protocol.messages import error_message, read_message, write_message
-from tests.scorers.servers import ROOT
+from tests.scorers.fake_clock import FakeClock
 from tests.shapes_scorers import ScorerForTests
 
 BATCH = ScoreBatch(np.zeros((2, 4, 4, 3), dtype=np.uint8), ["a", "b"], [{}, {}], [0, 1])
@@ -129,55 +124,96 @@ def named(error: BaseException) -> str:
     return f"{type(error).__module__.partition('.')[0]}.{type(error).__name__}{status}"
 
 
+def scored(scorer: Scorer, seconds: float = 6.0, clock: FakeClock | None = None) -> Scores:
+    """Score the batch with waits that take no time."""
+    clock = clock or FakeClock()
+    return score_with_retries("flaky", scorer, BATCH, seconds, clock.sleep, clock)
+
+
 @pytest.mark.parametrize("error", [TransientError("the service is busy"), *PASSING], ids=named)
 def test_transient_error_is_retried(error: Exception) -> None:
-    waits: list[float] = []
-    scorer = Flaky([error])
-    assert score_with_retries("flaky", scorer, BATCH, 2, 0.5, waits.append).values.tolist() == [0.25, 0.75]
-    assert (scorer.calls, waits) == (2, [0.5])
+    clock, scorer = FakeClock(), Flaky([error])
+    assert scored(scorer, clock=clock).values.tolist() == [0.25, 0.75]
+    assert (scorer.calls, clock.waits) == (2, [2.0])
 
 
 def test_an_answer_at_once_costs_one_call_and_no_wait() -> None:
-    waits: list[float] = []
-    scorer = Flaky()
-    score_with_retries("flaky", scorer, BATCH, 3, 2.0, waits.append)
-    assert (scorer.calls, waits) == (1, [])
+    clock, scorer = FakeClock(), Flaky()
+    scored(scorer, clock=clock)
+    assert (scorer.calls, clock.waits) == (1, [])
 
 
-def test_each_wait_is_twice_the_one_before_and_none_follows_the_last_attempt() -> None:
-    waits: list[float] = []
-    scorer = Flaky([ConnectionError("away")] * 9)
+@pytest.mark.parametrize(
+    ("seconds", "waits"),
+    [
+        (0.0, []),
+        (1.5, [1.5]),
+        (6.0, [2.0, 4.0]),
+        (7.0, [2.0, 4.0, 1.0]),
+        (100.0, [2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 10.0]),
+    ],
+)
+def test_waits_double_up_to_half_a_minute_and_the_last_attempt_is_at_the_limit(
+    seconds: float, waits: list[float]
+) -> None:
+    clock, scorer = FakeClock(), Flaky([ConnectionError("away")] * 99)
     with pytest.raises(TransientError):
-        score_with_retries("flaky", scorer, BATCH, 4, 1.5, waits.append)
-    assert (scorer.calls, waits) == (4, [1.5, 3.0, 6.0])
+        scored(scorer, seconds, clock)
+    assert (scorer.calls, clock.waits) == (len(waits) + 1, waits)
 
 
-def test_final_error_names_scorer_attempts_cause_and_next_step() -> None:
+def test_calls_that_take_long_count_as_time_away() -> None:
+    """Each call takes 50 s, and the first one is not counted: it fails at 0, the second at 52, the third at 106 s."""
+    clock = FakeClock()
+
+    class Slow(Flaky):
+        def score(self, batch: ScoreBatch) -> Scores:
+            clock.sleep(50)
+            return super().score(batch)
+
+    with pytest.raises(TransientError, match="no answer for 1 min 46 s, after 3 attempts"):
+        scored(Slow([TimeoutError()] * 9), 100.0, clock)
+
+
+def test_a_scorer_may_be_away_again_for_as_long() -> None:
+    scorer = Flaky([ConnectionError("away")] * 2)
+    for _ in range(2):
+        scorer._errors = [ConnectionError("away")] * 2
+        scored(scorer, 6.0)
+    assert scorer.calls == 6
+
+
+def test_final_error_names_scorer_time_cause_and_next_step() -> None:
     last = ConnectionError("no route to scorer-host")
     with pytest.raises(TransientError) as caught:
-        score_with_retries(
-            "flaky",
-            Flaky([ConnectionError("first"), TimeoutError("second"), last]),
-            BATCH,
-            3,
-            0,
-            lambda _: None,
-        )
+        scored(Flaky([ConnectionError("first"), TimeoutError("second"), last]))
     assert str(caught.value) == (
-        "scorer flaky: no answer after 3 attempts; the last failed with ConnectionError: no route to scorer-host. "
-        "No score was made up. Run the same command again when the scorer answers: what is done is kept."
+        "scorer flaky: no answer for 6.0 s, after 3 attempts; the last failed with ConnectionError: no route to "
+        "scorer-host. No score was made up. Run the same command again when the scorer answers: what is done is kept."
     )
     assert caught.value.exit_code == 75
     assert caught.value.__cause__ is last
 
 
-def test_every_failed_attempt_but_the_last_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    errors = [TransientError("busy"), TimeoutError(), ConnectionError("away")]
+def test_there_is_a_warning_at_the_first_failure_and_about_every_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.WARNING), pytest.raises(TransientError):
-        score_with_retries("flaky", Flaky(errors), BATCH, 3, 2.0, lambda _: None)
+        scored(Flaky([TimeoutError(), *[ConnectionError("away")] * 99]), 200.0)
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("WARNING", "scorer flaky: attempt 1 of 3 failed (TransientError: busy); the next follows in 2 s"),
-        ("WARNING", "scorer flaky: attempt 2 of 3 failed (TimeoutError); the next follows in 4 s"),
+        ("WARNING", "scorer flaky: no answer for 0.0 s (TimeoutError); asked again for 3 min 20 s more"),
+        (
+            "WARNING",
+            "scorer flaky: no answer for 1 min 00 s (ConnectionError: away); asked again for 2 min 20 s more",
+        ),
+        (
+            "WARNING",
+            "scorer flaky: no answer for 2 min 00 s (ConnectionError: away); asked again for 1 min 20 s more",
+        ),
+        (
+            "WARNING",
+            "scorer flaky: no answer for 3 min 00 s (ConnectionError: away); asked again for 20.0 s more",
+        ),
     ]
 
 
@@ -187,12 +223,11 @@ def test_every_failed_attempt_but_the_last_is_a_warning(caplog: pytest.LogCaptur
     ids=named,
 )
 def test_permanent_error_is_not_retried(error: BaseException) -> None:
-    waits: list[float] = []
-    scorer = Flaky([error] * 3)
+    clock, scorer = FakeClock(), Flaky([error] * 3)
     with pytest.raises(type(error)) as caught:
-        score_with_retries("flaky", scorer, BATCH, 3, 2.0, waits.append)
+        scored(scorer, clock=clock)
     assert caught.value is error
-    assert (scorer.calls, waits) == (1, [])
+    assert (scorer.calls, clock.waits) == (1, [])
 
 
 @pytest.mark.parametrize("error", [*PASSING, *LASTING], ids=named)
@@ -206,26 +241,20 @@ def test_remote_errors_are_classified_like_local_ones(error: Exception) -> None:
 def test_a_scorer_that_took_too_long_is_not_asked_again_while_it_runs() -> None:
     scorer = Flaky([TimeLimitError("still runs")])
     with pytest.raises(TimeLimitError):
-        score_with_retries("flaky", scorer, BATCH, 3, 0)
+        scored(scorer)
     assert scorer.calls == 1
 
 
-@pytest.mark.parametrize("attempts", [0, -1])
-def test_there_is_at_least_one_attempt(attempts: int) -> None:
-    with pytest.raises(ValueError, match=f"attempts: must be at least 1, got {attempts}"):
-        score_with_retries("flaky", Flaky(), BATCH, attempts, 2.0)
-
-
 @pytest.mark.parametrize("seconds", [-1.0, np.nan, np.inf])
-def test_rejects_invalid_wait(seconds: float) -> None:
-    with pytest.raises(ValueError, match="wait_seconds: must be finite and at least 0"):
-        score_with_retries("flaky", Flaky(), BATCH, 1, seconds)
+def test_rejects_invalid_time_away(seconds: float) -> None:
+    with pytest.raises(ValueError, match="away_seconds: must be finite and at least 0"):
+        scored(Flaky(), seconds)
 
 
 def test_the_reward_asks_again_and_then_stops() -> None:
     scorer = Flaky([ConnectionError("away")] * 3)
-    reward = Reward({"flaky": scorer}, {"flaky": 2.0}, attempts=2, wait_seconds=0)
-    with pytest.raises(TransientError, match="scorer flaky: no answer after 2 attempts"):
+    reward = Reward({"flaky": scorer}, {"flaky": 2.0}, away_seconds=0.01)
+    with pytest.raises(TransientError, match=r"scorer flaky: no answer for 0\.0 s, after 2 attempts"):
         reward.scores(BATCH)
     assert scorer.calls == 2
     assert weighted_sum(reward.scores(BATCH), reward.weights).tolist() == [0.5, 1.5]
@@ -269,114 +298,3 @@ def test_mix_does_not_spread_one_value_over_all_images() -> None:
 def test_mix_needs_a_weight() -> None:
     with pytest.raises(ValueError, match="weights: at least one scorer is needed"):
         weighted_sum({"a": VALUES}, {})
-
-
-class Waiting(ScorerForTests):
-    """Answers when it may."""
-
-    def __init__(self) -> None:
-        self.may_answer, self.threads, self.closed = threading.Event(), set[str](), False
-
-    def score(self, batch: ScoreBatch) -> Scores:
-        self.threads.add(threading.current_thread().name)
-        assert self.may_answer.wait(60)
-        return Scores(np.arange(float(len(batch))))
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_within_the_limit_it_is_the_scorer_in_one_thread() -> None:
-    scorer = Waiting()
-    scorer.may_answer.set()
-    limited = Limited("own", scorer, 60.0)
-    assert [limited.score(BATCH).values.tolist() for _ in range(2)] == [[0.0, 1.0]] * 2
-    assert scorer.threads == {"scorer own"}
-    limited.close()
-    assert scorer.closed
-
-
-def test_after_the_limit_it_is_neither_asked_again_nor_closed() -> None:
-    scorer = Waiting()
-    limited = Limited("own", scorer, 0.2)
-    for _ in range(2):
-        with pytest.raises(
-            TimeLimitError, match=r"scorer own: no answer within 0\.2 s \(executors\.own\.timeout"
-        ):
-            limited.score(BATCH)
-    limited.close()
-    assert not scorer.closed
-    assert len(scorer.threads) == 1
-    scorer.may_answer.set()
-
-
-def test_a_stop_just_after_the_call_began_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def submit(thread: Background, *call: Any) -> None:
-        submit_call(thread, *call)
-        raise Stopped("stopped by SIGTERM")
-
-    submit_call = Background.submit
-    monkeypatch.setattr(Background, "submit", submit)
-    scorer = Waiting()
-    limited = Limited("own", scorer, 60.0)
-    with pytest.raises(Stopped):
-        limited.score(BATCH)
-    closing = threading.Thread(target=limited.close, daemon=True)
-    closing.start()
-    closing.join(20)
-    assert not closing.is_alive()
-    assert not scorer.closed
-    scorer.may_answer.set()
-
-
-def test_waiting_raises_the_error_of_the_call() -> None:
-    thread = Background("calls")
-    with pytest.raises(KeyError, match="nothing"):
-        waited(thread.submit({}.__getitem__, "nothing"), lambda: None)
-    assert waited(thread.submit(int, "7"), lambda: None) == 7
-    thread.end()
-
-
-def test_waiting_can_be_interrupted() -> None:
-    thread, may_end = Background("calls"), threading.Event()
-    answer = thread.submit(may_end.wait, 60)
-
-    def stop() -> None:
-        raise TransientError("stopped")
-
-    with pytest.raises(TransientError, match="stopped"):
-        waited(answer, stop)
-    may_end.set()
-    thread.end()
-
-
-LEAVING = """
-import sys, time
-from concurrent.futures import ThreadPoolExecutor
-from chunk_grpo.scorers.running.retry import Background
-
-def call(seconds):
-    # in a thread that Python waits for at its end, as many clients have one
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(time.sleep, seconds).result()
-
-thread = Background("calls")
-thread.submit({"plain": time.sleep, "threads": call}[sys.argv[3]], float(sys.argv[1]))
-thread.end(seconds=float(sys.argv[2]))
-print("the last words", end="")
-sys.exit(3)
-"""
-
-
-@pytest.mark.parametrize("kind", ["plain", "threads"])
-@pytest.mark.parametrize(("call", "patience", "code"), [(600.0, 0.1, 75), (0.0, 20.0, 3)])
-def test_a_process_ends_whatever_a_call_does(call: float, patience: float, code: int, kind: str) -> None:
-    command = [sys.executable, "-c", LEAVING, str(call), str(patience), kind]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (code, "the last words", "")
-
-
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf")])
-def test_rejects_invalid_time_limit(seconds: float) -> None:
-    with pytest.raises(ValueError, match="timeout_seconds"):
-        InProcess(kind="in-process", device=None, timeout_seconds=seconds)

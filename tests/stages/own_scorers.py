@@ -2,7 +2,6 @@
 
 import io
 import logging
-import time
 import traceback
 from contextlib import redirect_stderr
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 import pytest
 
 from chunk_grpo.artifacts import read_table
-from chunk_grpo.scorers.running.retry import ATTEMPTS, score_with_retries
+from chunk_grpo.scorers.running.retry import AWAY_SECONDS, score_with_retries
 from tests.conftest import Workspace
+from tests.scorers.fake_clock import FakeClock
 
 CODE = '''
 import os
@@ -36,7 +36,7 @@ def judge(images, prompts, metadata):
     values = list(images.mean(axis=(1, 2, 3)) / 255)
     if not what or (when and int(when) != number):
         return values
-    if what == "timeout":
+    if what == "timeout" or (what == "away" and os.environ.get("RANK") == "1"):
         raise httpx.ReadTimeout("the judge was slow")
     if what == "key":
         raise KeyError("a bug")
@@ -67,7 +67,8 @@ def ended(workspace: Workspace, stage: str, **changes: str) -> tuple[int, str]:
     said = io.StringIO()
     log = logging.StreamHandler(said)
     with redirect_stderr(said), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(score_with_retries, "__defaults__", (ATTEMPTS, 0.0, time.sleep))
+        clock = FakeClock()
+        patch.setattr(score_with_retries, "__defaults__", (AWAY_SECONDS, clock.sleep, clock))
         logging.getLogger().addHandler(log)
         try:
             code = workspace.run(stage, **changes)

@@ -111,7 +111,7 @@ def test_no_trial(workspace: Workspace) -> None:
     ("fault", "exit_code", "message"),
     [
         ("key", 3, "error: scorers.own: own_rewards:judge raised KeyError: "),
-        ("timeout", 75, "scorer own: no answer after 3 attempts; the last failed with ReadTimeout"),
+        ("timeout", 75, "after 3 attempts; the last failed with ReadTimeout"),
         ("refuse", 3, "scorer own: refuses 2 of 2 images of the trial, such as that of '"),
     ],
 )

@@ -20,7 +20,7 @@ PLACES = [(ROLLOUT, True), (HELD_OUT, True), (HELD_OUT, False), (ROLLOUT, False)
 def trained_by_judge(workspace: Workspace, background: bool = True) -> None:
     add_judge(workspace, batch_size=64)
     workspace.edit(lambda raw: raw.update(rewards={"own": 1.0}))
-    workspace.edit(lambda raw: raw["train"].update(reward_in_background=background, reward_wait=0.1))
+    workspace.edit(lambda raw: raw["train"].update(reward_in_background=background, reward_away_seconds=0.1))
     workspace.edit(lambda raw: raw["train"]["heldout"].update(scorers=[]))
     check(workspace)
 
@@ -66,7 +66,7 @@ def test_a_reward_that_hangs_ends_training_at_its_limit(call, background, worksp
     ("what", "exit_code", "said", "count"),
     [
         (f"exit {ROLLOUT}", 1, "scorer own: own_rewards:judge called sys.exit(0)", ROLLOUT),
-        ("timeout", 75, "scorer own: no answer after 3 attempts; the last failed with ReadTimeout", 3),
+        ("timeout", 75, "after 2 attempts; the last failed with ReadTimeout: the judge was slow", 2),
     ],
 )
 def test_exiting_reward_or_silent_judge_ends_training(what, exit_code, said, count, workspace):
@@ -77,6 +77,21 @@ def test_exiting_reward_or_silent_judge_ends_training(what, exit_code, said, cou
     assert said in " ".join(errors.split())
     assert exit_code == 1 or "Traceback" not in errors
     assert len(calls(workspace)) == count
+
+
+def test_a_judge_that_is_away_for_one_of_two_processes_ends_both_with_a_checkpoint(workspace):
+    """The launcher ends the others some seconds after one has ended."""
+    trained_by_judge(workspace)
+    workspace.edit(lambda raw: raw["train"].update(cpu_processes=2))
+    do(workspace, "away")
+    code, errors = train(workspace)
+    said = " ".join(errors.split())
+    assert (code, "Traceback" in errors, "another process has ended" in errors) == (75, False, False), errors
+    assert "the last failed with ReadTimeout: the judge was slow" in said
+    assert "Stopped after iteration 0 of 2; kept in .ckpt/" in said
+    do(workspace, "")
+    code, errors = train(workspace)
+    assert code == 0, errors
 
 
 def test_a_refused_image_ends_training_whatever_the_share(workspace):

@@ -4,6 +4,7 @@ Two processes do the usual jobs of this file, one after the other, with the vari
 rare jobs, for slow tests.
 """
 
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from chunk_grpo.errors import ConfigError
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.processes import Processes
+from chunk_grpo.training.state_files import read_state
 from tests.training.conftest import CHUNK_WS
 from tests.training.worker import Job, Seen, do, flat, result, run_pair
 
@@ -30,6 +32,8 @@ SMALL: dict[str, Any] = {
     "group_size": 2,
     "updates_per_iteration": 2,
 }
+TWOS = {**SMALL, "rollout_batch_size": 2, "checkpoint_every": 10}
+"""Calls of a process's reward: held-out images, two batches, held-out images, two batches, held-out images."""
 THREES = {**SMALL, "rollout_batch_size": 3, "micro_batch_size": 3}
 LORA = {
     "lora": {"rank": 2, "alpha": 4.0, "targets": ("to_q", "to_v")},
@@ -93,6 +97,10 @@ PAIR = {
     "resumed": Job(CHUNK_WS, {**SMALL, "checkpoint_every": 2}, "stopped"),
     "sharded-stopped": Job(CHUNK_WS, {**SHARDED, "kl_coef": 0.5}, "sharded-stopped", stop_at=21),
     "sharded-resumed": Job(CHUNK_WS, {**SHARDED, "kl_coef": 0.5}, "sharded-stopped"),
+    "twos": Job(CHUNK_WS, TWOS, "twos"),
+    "away": Job(CHUNK_WS, {**TWOS, "reward_away_seconds": 0.3}, "away", away=range(6, 100)),
+    "back": Job(CHUNK_WS, TWOS, "away"),
+    "away-shortly": Job(CHUNK_WS, TWOS, "away-shortly", away=range(6, 7)),
 }
 """Jobs of two processes, in this order."""
 
@@ -267,6 +275,33 @@ def test_a_stop_within_an_iteration_is_resumed_by_as_many_processes(pair, prompt
     assert found.error.startswith(
         "ConfigError: the run was stopped within iteration 1 with 2 processes, and now has 1: start as many as before"
     )
+
+
+def test_a_scorer_that_is_away_in_one_process_costs_none_its_work(pair):
+    """It is away from the second batch of iteration 2 on, in process 1; the last checkpoint would be after 10."""
+    for rank in range(2):
+        away, back, whole = pair("away", rank), pair("back", rank), pair("twos", rank)
+        assert re.fullmatch(
+            r"TransientError: scorer shapes-graded: no answer for 0\.[0-9] s, after 2 attempts; the last failed with "
+            r"ConnectionError: away at call 7\. No score was made up\. Run the same command again when the scorer "
+            r"answers: what is done is kept\. Stopped after iteration 1 of 2; kept in away/iteration-000001\. Run the "
+            r"same command again; training resumes from there\.",
+            away.error,
+        )
+        assert back.error == ""
+        assert all(torch.equal(back.weights[key], whole.weights[key]) for key in whole.weights)
+        assert untimed(back) == untimed(whole)
+    (left,) = (pair.folder / "away-left").glob("iteration-*")
+    extra = read_state(left)["extra"]
+    assert [len(batch["finals"]) for own in extra["sampled"] for batch in own] == [2, 2, 2, 2]
+    assert extra["unfinished"] is None
+
+
+def test_a_scorer_that_is_away_shortly_is_waited_for_by_both(pair):
+    for rank in range(2):
+        shortly, whole = pair("away-shortly", rank), pair("twos", rank)
+        assert shortly.error == ""
+        assert all(torch.equal(shortly.weights[key], whole.weights[key]) for key in whole.weights)
 
 
 @pytest.mark.parametrize("name", each(ALIKE | CAST))

@@ -29,7 +29,7 @@ from chunk_grpo.training.run import RunPaths, TrainingData
 from chunk_grpo.training.trainer import Trainer
 from chunk_grpo.training.update import Update
 from tests.families import parity
-from tests.shapes_scorers import shapes_reward
+from tests.shapes_scorers import reward_that_is_away, shapes_reward
 from tests.training.conftest import CHUNK_WS, OPTIONS, method_of, small_params, two_blocks
 
 SGD_RATE = 100.0
@@ -69,6 +69,8 @@ class Job:
     """Passes of the network for a guided velocity."""
     family: str = "flux"
     """Name of the family, which encodes the texts of the prompts itself unless it is two blocks."""
+    away: range = range(0)
+    """Numbers of the calls, from 1, that the reward of process 1 does not answer."""
     checkpoint: str | None = None
     """Random checkpoint of the family; None: two blocks with the toy's VAE."""
 
@@ -113,7 +115,11 @@ def do(job: Job, prompts: PromptSet, root: Path, rank: int = 0) -> Seen:
     data = TrainingData(
         prompts.rows(range(5)),
         prompts.rows([5, 6]),
-        shapes_reward({"shapes-graded": 1.0, "shapes-vivid": 0.6}),
+        reward_that_is_away(
+            {"shapes-graded": 1.0, "shapes-vivid": 0.6},
+            job.away if rank == 1 else (),
+            away_seconds=params.train.reward_away_seconds,
+        ),
         shapes_reward({"shapes-exact": 1.0}),
     )
     folder = root / job.folder / (str(rank) if job.own_folder else "")
@@ -281,7 +287,7 @@ def work(jobs: dict[str, Job], prompts: PromptSet, compiles: bool) -> None:
         seen = do(job, prompts, folder, rank)
         torch.save(asdict(seen), f"{name}-{rank}.pt")
         torch.distributed.barrier()
-        if job.stop_at is not None and rank == 0:
+        if (job.stop_at is not None or job.away) and rank == 0:
             shutil.copytree(job.folder, f"{name}-left")
         torch.distributed.barrier()
     torch.distributed.destroy_process_group()

@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from chunk_grpo.errors import ChunkGrpoError, TransientError
+from chunk_grpo.progress import duration
 from chunk_grpo.scorers.base import ScoreBatch, Scorer, Scores
 from chunk_grpo.scorers.workers.worker_protocol.messages import facts_of
 
@@ -26,11 +27,14 @@ Result = TypeVar("Result")
 
 _LOG = logging.getLogger(__name__)
 
-ATTEMPTS = 3
-"""Attempts per batch in evaluation. Training uses `train.reward_attempts`."""
+AWAY_SECONDS = 6.0
+"""Seconds for which a scorer may be away in evaluation. Training uses `train.reward_away_seconds`."""
 
-WAIT_SECONDS = 2.0
-"""Wait before the second attempt in evaluation. Training uses `train.reward_wait`."""
+_FIRST_WAIT, _LONGEST_WAIT = 2.0, 30.0
+"""Seconds before the second attempt, and at most before any: each wait is twice the one before it."""
+
+_TOLD_SECONDS = 60.0
+"""Least seconds between two warnings about a scorer that is away."""
 
 _LOOK_SECONDS = 0.5
 """Interval between calls of `check` in `waited`."""
@@ -77,31 +81,30 @@ def score_with_retries(
     name: str,
     scorer: Scorer,
     batch: ScoreBatch,
-    attempts: int = ATTEMPTS,
-    wait_seconds: float = WAIT_SECONDS,
+    away_seconds: float = AWAY_SECONDS,
     sleep: Callable[[float], object] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Scores:
-    """Score a batch; retry failures that `may_pass` accepts, with doubled waits. Others are raised at once.
+    """Score a batch; retry failures that `may_pass` accepts, after growing waits. Others are raised at once.
 
     Args:
         name: Name of the scorer in params.yaml, for messages.
         scorer: Scorer to call.
         batch: B images.
-        attempts: Total number of attempts, at least 1.
-        wait_seconds: Seconds between the first failure and the second attempt, at least 0; doubles with each attempt.
-        sleep: Function that waits the given seconds; tests replace it.
+        away_seconds: Time from the first failure to the last attempt, at least 0.
+        sleep: Function that waits the given seconds; tests replace it, and the clock.
+        clock: Function that returns seconds.
 
     Returns:
         The scorer's answer, not checked by `check_scores`.
 
     Raises:
-        TransientError: The last attempt failed. The process ends with exit code 75; the command can be rerun.
-        ValueError: `attempts` or `wait_seconds` is out of range.
+        TransientError: The scorer was away for longer. The process ends with exit code 75; the command can be rerun.
+        ValueError: `away_seconds` is out of range.
     """
-    if attempts < 1:
-        raise ValueError(f"attempts: must be at least 1, got {attempts}")
-    if not (math.isfinite(wait_seconds) and wait_seconds >= 0):
-        raise ValueError(f"wait_seconds: must be finite and at least 0, got {wait_seconds}")
+    if not (math.isfinite(away_seconds) and away_seconds >= 0):
+        raise ValueError(f"away_seconds: must be finite and at least 0, got {away_seconds}")
+    began, told, pause = None, -math.inf, _FIRST_WAIT
     for attempt in count(1):
         try:
             return scorer.score(batch)
@@ -110,22 +113,21 @@ def score_with_retries(
                 if not isinstance(error, ChunkGrpoError):  # those say it themselves
                     _LOG.error("scorer %s failed with %s", name, type(error).__name__)
                 raise
-            if attempt == attempts:
-                tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
+            now = clock()
+            began = now if began is None else began
+            away = f"scorer {name}: no answer for {duration(now - began)}"
+            left = began + away_seconds - now
+            if left <= 0:
+                tried = "1 attempt" if attempt == 1 else f"{attempt} attempts"
                 raise TransientError(
-                    f"scorer {name}: no answer after {tried}; the last failed with {_reason(error)}. "
+                    f"{away}, after {tried}; the last failed with {_reason(error)}. "
                     "No score was made up. Run the same command again when the scorer answers: what is done is kept."
                 ) from error
-            pause = wait_seconds * 2 ** (attempt - 1)
-            _LOG.warning(
-                "scorer %s: attempt %d of %d failed (%s); the next follows in %g s",
-                name,
-                attempt,
-                attempts,
-                _reason(error),
-                pause,
-            )
-            sleep(pause)
+            if now - told >= _TOLD_SECONDS:
+                _LOG.warning("%s (%s); asked again for %s more", away, _reason(error), duration(left))
+                told = now
+            sleep(min(pause, left))
+            pause = min(2 * pause, _LONGEST_WAIT)
     raise AssertionError("unreachable")
 
 
