@@ -23,7 +23,7 @@ from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.library.model import Model
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.scorers.running.placing import place_scorer
-from chunk_grpo.training.rollouts import score_latents
+from chunk_grpo.training.scoring import score_latents
 
 AT = Layout()
 """Paths from the working directory."""
