@@ -275,6 +275,16 @@ def test_failure_has_exit_code_and_last_lines(trainable: Path) -> None:
     assert error.value.exit_code == 3
 
 
+def test_one_call_runs_what_is_due_and_names_the_stage_that_failed(trainable: Path) -> None:
+    set_variant(trainable, "a", clip_range=0.5)
+    of(trainable).run_due(["train"], quiet)
+    assert outcomes(trainable, "train") == dict.fromkeys(STAGES[:3], "unchanged")
+    set_variant(trainable, "b", kl_coef=3.0)
+    with pytest.raises(StageFailed, match=r"^stage train@b failed with exit code 3") as error:
+        of(trainable).run_due([], quiet)
+    assert (error.value.stage, error.value.exit_code) == ("train@b", 3)
+
+
 @pytest.mark.parametrize("waits", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_killed_stage_is_reported_as_killed(
     trainable: Path, waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
