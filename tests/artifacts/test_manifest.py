@@ -24,10 +24,21 @@ def test_a_run_is_measured(tmp_path: Path) -> None:
     assert 0.05 <= manifest.seconds < 5
     assert 10 < manifest.peak_memory_mib < 1e6
     assert datetime.now(UTC) - datetime.fromisoformat(manifest.started_at) < timedelta(minutes=1)
-    assert manifest.notes == {"updates": 60}
+    assert manifest.notes["updates"] == 60
     assert manifest.packages["torch"].startswith("2.")
     assert manifest.cpu
     assert manifest.commit is None or len(manifest.commit) == 40
+
+
+@pytest.mark.parametrize(("used", "notes"), [(False, {}), (True, {"peak_gpu_mib": 1536.5})])
+def test_a_process_that_used_a_gpu_notes_the_peak_of_its_tensors(
+    used: bool, notes: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: used)
+    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda: 1536 * 2**20 + 2**19)
+    with measured_run("train", tmp_path / "run.json"):
+        pass
+    assert read_manifest(tmp_path / "run.json").notes == notes
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the peak of one program on Linux only")
