@@ -120,6 +120,10 @@ def test_seconds_and_memory_may_exceed_the_plan_by_the_limits() -> None:
     found = plan_held(trial(cards=[UNKNOWN], knows_rate=False, metrics=lambda timed: [slow] * 3))
     assert found.outcome == "pass" and found.said.endswith("rate of Toy accelerator: give --tflops.")
     assert plan_held(trial(cards=[])).outcome == "not checked"
+    of_encoders = [{"stage": "encode_prompts@profile", "GPU MiB": 99e3}]
+    found = plan_held(trial(stages=lambda: of_encoders))
+    assert found.outcome == "pass" and found.said.endswith("so that memory was not compared.")
+    assert plan_held(trial(stages=lambda: of_encoders, knows_rate=False)).outcome == "not checked"
 
 
 def test_rounding_may_move_ratios_by_a_fifth_of_the_clip_range() -> None:
@@ -234,7 +238,10 @@ def test_the_whole_command_on_the_cpu(
     found = json.loads((tmp_path / "out" / "acceptance.json").read_text())
     outcomes = {step["name"]: (step["outcome"], step["said"]) for step in found["steps"]}
     assert code == 0, outcomes
-    assert [name for name, (outcome, _) in outcomes.items() if outcome != "pass"] == ["references"]
+    assert [name for name, (outcome, _) in outcomes.items() if outcome != "pass"] == [
+        "references",
+        "plan held",
+    ]
     assert outcomes["resume"][1].endswith("the same bytes.")
     assert {row["stage"] for row in found["steps"][4]["numbers"]["stages"]} >= {
         "train@dance-0",
