@@ -139,6 +139,7 @@ class Content:
             *filter(None, [self.caution]),
             *_remarks(self.comparisons, settings),
             *order_sentences(named),
+            *_equal_policies(self.comparisons),
         ]
         self.method = f"{METHOD} {_reach(tuned, settings.label(REWARD))}".rstrip()
         self.preference = tables.policy_table(main, settings.drawn, shown, settings.label)
@@ -280,6 +281,21 @@ def _remarks(found: Sequence[Comparison], settings: ReportSettings) -> list[str]
         start = "Scorers that are not part of the reward and show no difference between any tuned variant and the base"
         remarks.append(f"{start}: {', '.join(quiet)}.")
     return remarks
+
+
+def _equal_policies(found: Sequence[Comparison]) -> list[str]:
+    """A sentence for policies with the same scores to the last digit, in which a reader would look for a mistake."""
+    numbers: dict[str, list[object]] = {}
+    for c in found:
+        numbers.setdefault(c.variant, []).append((c.mode, c.measure, c.mean, c.per_seed))
+    alike: dict[str, list[str]] = {}
+    for variant, scores in numbers.items():
+        alike.setdefault(repr(scores), []).append(variant)
+    return [
+        f"{' and '.join(names)} have the same scores throughout: they trained alike, as with equal chunks."
+        for names in alike.values()
+        if len(names) > 1
+    ]
 
 
 def _facts(runs: Sequence[RunManifest], settings: ReportSettings) -> tuple[tuple[str, str], ...]:

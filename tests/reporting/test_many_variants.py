@@ -77,3 +77,12 @@ def test_training_in_numbers_and_pictures(files: dict[str, bytes]) -> None:
     assert len(draws) == 1 + 16 + 7 * 8
     assert draws[1] == "dance,0,36,0.0625,0.25"  # 4 draws x 3 iterations x 3 seeds
     assert files["plots/how_trained.csv"].decode().startswith("variant,images,trained_items,")
+
+
+def test_variants_that_trained_alike_are_named(small: Run) -> None:
+    """Two plans with equal chunks: equal numbers are no mistake."""
+    assert "the same scores throughout" not in small.markdown()
+    for path in (small.root / "scores" / "chunk").glob("*.parquet"):
+        rows = [row | {"policy": "dance"} for row in read_table(path, "scores").to_pylist()]
+        write_table(table_from_rows(rows, "scores"), small.root / "scores" / "dance" / path.name, "scores")
+    assert "- dance and chunk have the same scores throughout: they trained alike" in small.markdown()
