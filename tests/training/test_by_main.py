@@ -1,4 +1,4 @@
-"""Processes that wait while the main one writes for longer than a collective may take, or fails, or is killed."""
+"""Processes that wait while another one works for longer than a collective may take, or fails, or is killed."""
 
 import os
 import signal
@@ -53,5 +53,38 @@ def wait_for_main(what: str) -> None:
 @pytest.mark.timeout(120)
 def test_all_end_as_the_main_process_does(what: str, ends: list[tuple[int, str]], tmp_path: Path) -> None:
     for (code, printed), (expected, told) in zip(in_pair(tmp_path, wait_for_main, what), ends, strict=True):
+        assert code == expected, printed
+        assert told in printed
+
+
+def gather_from_the_other(what: str) -> None:
+    """One of two processes; the second one is late, as with a slow scorer, or dies."""
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=COLLECTIVE_SECONDS))
+    processes = Processes()
+    processes.gather([0])
+    if processes.index == 1:
+        write(what)
+    try:
+        print(processes.gather([processes.index, "score"]))  # noqa: T201
+    except ChunkGrpoError as error:
+        print(f"{type(error).__name__}: {error}")  # noqa: T201
+        sys.exit(error.exit_code)
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("what", "ends"),
+    [
+        pytest.param("slow", [(0, "[0, 'score', 1, 'score']\n")] * 2, marks=pytest.mark.slow),
+        ("killed", [(75, "TransientError: another process has ended\n"), (-9, "")]),
+    ],
+)
+@pytest.mark.timeout(120)
+def test_a_gather_waits_for_a_late_process_and_not_for_a_dead_one(
+    what: str, ends: list[tuple[int, str]], tmp_path: Path
+) -> None:
+    found = in_pair(tmp_path, gather_from_the_other, what)
+    for (code, printed), (expected, told) in zip(found, ends, strict=True):
         assert code == expected, printed
         assert told in printed
