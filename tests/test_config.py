@@ -115,6 +115,11 @@ def test_a_kind_of_scorer_declares_its_class_its_network_and_its_scale() -> None
         ("train.optimizer", "adam8", ": must be one of 'adamw', 'adamw-fused' or 'adamw-8bit', got"),
         ("train.lora", 16, ": must be a mapping, got 16"),
         ("train.ema_decay", 1.0, ": must be < 1, got 1.0"),
+        (
+            "train.guidance_gradient",
+            "conditional",
+            ": needs sampling.cfg_scale above 1, without which there is one",
+        ),
         ("train.ema_warmup", True, ": needs train.ema_decay, whose start it changes, got true"),
         ("train.heldout.patience", 0, ": must be > 0, got 0"),
         ("train.heldout.scorers", [3], "[0]: must be text, got 3"),

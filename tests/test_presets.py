@@ -90,4 +90,5 @@ def test_sd35_medium_holds_the_values_of_tempflow_grpo_and_flow_grpo(tmp_path: P
         assert (train.ema_decay, train.ema_warmup) == (pytest.approx(0.9 ** (1 / 8), abs=1e-3), True)
         assert train.lora is not None and (train.lora.rank, train.lora.alpha) == (32, 64.0)
     assert (tempflow.train.kl_coef, flow.train.kl_coef) == (0.001, 0.01)
+    assert (tempflow.train.guidance_gradient, flow.train.guidance_gradient) == ("both", "conditional")
     assert flow.variants["flow-grpo"].advantage_std == "global"

@@ -263,6 +263,13 @@ def warm_up_has_an_average(train: TrainParams) -> Iterator[Problem]:
         yield Problem(("train", "ema_warmup"), "needs train.ema_decay, whose start it changes, got true")
 
 
+def guidance_has_a_gradient(train: TrainParams, sampling: SamplingParams) -> Iterator[Problem]:
+    """Only guidance has a second velocity."""
+    if train.guidance_gradient != "both" and sampling.cfg_scale == 1:
+        rule = "needs sampling.cfg_scale above 1, without which there is one velocity"
+        yield Problem(("train", "guidance_gradient"), f"{rule}, got 'conditional'")
+
+
 def batches_fit(train: TrainParams, prompts: PromptsParams) -> Iterator[Problem]:
     """Updates get equal shares of an iteration's prompts; an iteration has no prompt twice; seeds differ."""
     path, drawn = ("train", "prompts_per_iteration"), train.prompts_per_iteration
@@ -335,6 +342,7 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (trackers_are_distinct, ("trackers",)),
     (offloaded_parts_are_distinct, ("train",)),
     (warm_up_has_an_average, ("train",)),
+    (guidance_has_a_gradient, ("train", "sampling")),
     (batches_fit, ("train", "prompts")),
     (heldout_prompts_exist, ("train", "prompts")),
     (profile_prompts_exist, ("profile", "prompts")),

@@ -120,6 +120,10 @@ class TrainParams(Section):
     offload: tuple[Literal["vae", "scorers"], ...] = ()
     """Parts, each once, that are on the GPU only while images are decoded and scored, and else in the CPU's memory:
     `vae`, and `scorers`, the models of scorers in the stage's process. Does not affect results."""
+    guidance_gradient: Literal["both", "conditional"] = "both"
+    """Velocities of classifier-free guidance that have a gradient. `both`; `conditional`: the prompt's; the negative
+    prompt's is a constant, and with `model.cfg_passes: 2` its pass takes no activations and no backward pass.
+    Source: TempFlow-GRPO's code; flow_grpo's: `conditional`."""
     compile: bool = False
     """Whether the transformer's blocks are compiled by torch.compile in training."""
     shard_weights: bool = False

@@ -110,6 +110,8 @@ class TuningOptions:
     weights of a half-precision checkpoint are trained, None means autocast to that type."""
     compiles: bool = False
     """Whether the blocks of the network, and of copies, are compiled when they first run."""
+    guidance_gradient: Literal["both", "conditional"] = "both"
+    """Which velocities of classifier-free guidance have a gradient; `conditional`: that of the prompts alone."""
 
 
 Spread = Callable[[nn.Module, "torch.dtype | None"], None]

@@ -25,6 +25,7 @@ from chunk_grpo.families.base import (
 )
 from chunk_grpo.families.compiling import compile_blocks, graphs_of_training, try_compiler
 from chunk_grpo.families.grids import linear_shift, scheduler_times
+from chunk_grpo.families.guidance import away_and_towards, without_backward
 from chunk_grpo.families.limits import check_limits
 from chunk_grpo.families.sharding import StoredTensor, full_tensor, is_sharded, sharded_copy
 from chunk_grpo.families.weights.adapter_file import LayerNames
@@ -81,6 +82,7 @@ class DiffusersFamily(ABC):
         self._network: nn.Module | None = None
         self._autocast: torch.dtype | None = None
         self._compiles = False
+        self._guides_by_constant = False  # whether the negative prompt's velocity has no gradient
         # Without a VAE the scale factor is unknown and unused.
         side = self.latent_pixels_per_token * pipeline.vae_scale_factor
         self._rows, self._columns = options.height // side, options.width // side
@@ -223,15 +225,10 @@ class DiffusersFamily(ABC):
                 return self._pass(states, t, text).to(x.dtype)
             if conditioning.negative is None:
                 raise ValueError("classifier-free guidance needs a negative prompt's tensors, got none")
-            negative = {
-                name: tensor.expand(len(x), *tensor.shape[1:])
-                for name, tensor in self._inputs(conditioning.negative, x.device).items()
-            }
-            if self._options.cfg_passes == 1:
-                both = {name: torch.cat([negative[name], text[name]]) for name in text}
-                away, towards = self._pass(states.repeat(2, 1, 1), t.repeat(2), both).chunk(2)
-            else:
-                away, towards = self._pass(states, t, negative), self._pass(states, t, text)
+            negative = self._inputs(conditioning.negative, x.device)
+            constant = without_backward(compiles=self._compiles) if self._guides_by_constant else None
+            passes = self._options.cfg_passes
+            away, towards = away_and_towards(self._pass, states, t, text, negative, passes, constant)
             return self.guided(towards, away, self._options.cfg_scale).to(x.dtype)
 
     def unused_modules(self) -> Sequence[nn.Module]:
@@ -286,6 +283,7 @@ class DiffusersFamily(ABC):
         if options.compiles:
             try_compiler(self.device)
         self._autocast, self._compiles = options.autocast, options.compiles
+        self._guides_by_constant = options.guidance_gradient == "conditional"
         if options.lora_rank is not None:
             add_lora(network, options, seed)
             self._try_attention(trains=True)

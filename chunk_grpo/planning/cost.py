@@ -73,8 +73,9 @@ def traffic_of(settings: Settings, counts: IterationCounts, heldout: float) -> T
         return Traffic(0.0, 0.0, (n - 1) / n * averaged, abroad * averaged / settings.processes_each)
     evaluated = (counts.rollout, counts.old_log_probs, counts.ratio, counts.reference)
     without = sum(count.passes for count in evaluated) + heldout * counts.heldout.passes
-    sweeps = settings.passes * (without + 2 * counts.update.passes)
-    gathered, reduced = sweeps * sweep_bytes(settings), settings.passes * counts.update.passes * gradients
+    backward = settings.backward_passes * counts.update.passes
+    sweeps = settings.passes * (without + counts.update.passes) + backward
+    gathered, reduced = sweeps * sweep_bytes(settings), backward * gradients
     inside = (s - 1) / s
     if settings.is_hybrid:
         averaged = 2 * abroad * updates * gradients / s

@@ -139,7 +139,7 @@ def _attention(settings: Settings) -> Iterator[Finding]:
 
 
 def _waiting(settings: Settings) -> Iterator[Finding]:
-    if settings.passes > 1 and not settings.adapts:
+    if settings.backward_passes > 1 and not settings.adapts:
         gradients = settings.network.weights * (settings.element if settings.shards else 4)
         yield Finding(
             "costs",

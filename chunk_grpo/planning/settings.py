@@ -81,6 +81,11 @@ class Settings:
         return self.guided if self.params.model.cfg_passes == 2 else 1
 
     @property
+    def backward_passes(self) -> int:
+        """Passes of an update's velocity that have a backward pass."""
+        return 1 if self.params.train.guidance_gradient == "conditional" else self.passes
+
+    @property
     def processes_each(self) -> int:
         """GPUs of a machine that train."""
         return self.processes // self.machines

@@ -260,6 +260,7 @@ def tuning_of(settings: TrainParams) -> TuningOptions:
         gradient_checkpointing=settings.gradient_checkpointing,
         autocast=None,
         compiles=settings.compile,
+        guidance_gradient=settings.guidance_gradient,
     )
 
 

@@ -43,6 +43,7 @@ UNIT = (L + T) * D * 2
 """Bytes of a bfloat16 tensor of the network's width, for an image."""
 
 ALL = TuningOptions(None, 1.0, (), True, None)
+CONSTANT = replace(ALL, guidance_gradient="conditional")
 ADAPTER = TuningOptions(32, 32.0, ("to_q", "to_k", "to_v", "to_out.0"), True, None)
 
 
@@ -265,6 +266,7 @@ CASES: Mapping[str, tuple[TuningOptions | None, dict[str, Any]]] = {
     "adapter": (ADAPTER, {}),
     # The gradients of all weights wait for those of the first pass.
     "guided in two passes": (ALL, {"cfg_scale": 2.0, "cfg_passes": 2}),
+    "guided by a constant": (CONSTANT, {"cfg_scale": 2.0, "cfg_passes": 2}),
 }
 
 

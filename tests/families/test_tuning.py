@@ -1,6 +1,7 @@
 """Trained weights, their precision, and frozen weights."""
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ from torch import Tensor, nn
 
 from benchmarks.memory import peak_bytes
 from chunk_grpo.errors import DataError
+from chunk_grpo.families.base import Conditioning, LoadOptions
 from chunk_grpo.families.models.flux import FluxFamily
-from tests.families.conftest import disturb, options, velocity
+from tests.families.conftest import TINY, disturb, options, velocity
 
 
 def gradients(family: FluxFamily) -> list[Tensor]:
@@ -231,3 +233,65 @@ class TestBothKinds:
         family.prepare_training(options(rank), seed=0)
         with pytest.raises(ValueError, match="must contain the transformer, got a Wrapper"):
             family.use_network(Wrapper(other.transformer))
+
+
+SCALE = 3.0
+
+
+def guided(passes: Literal[1, 2], part: Literal["both", "conditional"], scale: float = SCALE) -> FluxFamily:
+    """The toy FLUX, guided and tuned with an adapter that is not 0."""
+    load = LoadOptions(
+        str(TINY), height=32, width=32, max_sequence_length=8, cfg_scale=scale, cfg_passes=passes
+    )
+    family = FluxFamily.load(load, ("transformer",))
+    family.prepare_training(replace(options(4), guidance_gradient=part), seed=0)
+    disturb(family)
+    return family
+
+
+def guided_by(family: FluxFamily, towards: int = 0) -> Tensor:
+    """Velocity of a state with one of three random prompts; the third is the negative one."""
+    stream = torch.Generator().manual_seed(5)
+    tensors = {
+        "prompt_embeds": torch.randn(3, 8, 64, generator=stream),
+        "pooled": torch.randn(3, 64, generator=stream),
+    }
+    rows = {name: tensor[towards : towards + 1] for name, tensor in tensors.items()}
+    x = torch.randn(1, *family.latent_shape, generator=stream)
+    negative = {name: tensor[2:] for name, tensor in tensors.items()}
+    return family.velocity(x, torch.tensor([0.6]), Conditioning(rows, negative))
+
+
+class TestGuidance:
+    """velocity = v(n) + 3 (v(c) - v(n)); with `conditional` v(n) is a constant, so the gradient is that of 3 v(c)."""
+
+    def gradient(self, family: FluxFamily, towards: int = 0) -> Tensor:
+        """Of a weighted sum of the velocity, by all trained weights."""
+        velocity = guided_by(family, towards)
+        weight = torch.linspace(-1, 1, velocity.numel()).view_as(velocity)
+        found = torch.autograd.grad((weight * velocity).sum(), list(family.trainable_parameters()))
+        return torch.cat([part.flatten() for part in found])
+
+    @pytest.mark.parametrize("passes", [1, 2])
+    def test_the_gradient_is_that_of_the_parts(self, passes):
+        """By autograd of each part alone, unguided."""
+        plain = guided(1, "both", scale=1.0)
+        conditional, negative = SCALE * self.gradient(plain), (1 - SCALE) * self.gradient(plain, 2)
+        for part, expected in (("conditional", conditional), ("both", conditional + negative)):
+            found = self.gradient(guided(passes, part))
+            assert float((found - expected).norm() / expected.norm()) < 1e-5
+        assert float(negative.norm() / conditional.norm()) > 0.1
+
+    @pytest.mark.parametrize("passes", [1, 2])
+    def test_the_values_are_the_same(self, passes):
+        both, conditional = guided(passes, "both"), guided(passes, "conditional")
+        assert torch.equal(guided_by(conditional), guided_by(both))
+        with torch.no_grad():
+            assert torch.equal(guided_by(conditional), guided_by(both))
+
+    def test_a_pass_of_its_own_for_the_negative_prompt_keeps_nothing(self):
+        family, seen = guided(2, "conditional"), []
+        handle = family.transformer.register_forward_hook(lambda *_: seen.append(torch.is_grad_enabled()))
+        assert guided_by(family).requires_grad
+        handle.remove()
+        assert seen == [False, True]  # the negative prompt's, the prompt's

@@ -116,6 +116,14 @@ def test_guidance_evaluates_twice() -> None:
     assert any("22.2 GiB, wait" in text for text in levels(found["two"], "costs"))
     assert not any("wait for" in text for text in levels(found["one"], "costs"))
     assert update["one"] == pytest.approx(2 * update["plain"], rel=0.02)
+    # With a constant for the negative prompt, one pass goes backward, and nothing waits.
+    constant = plan(edited(two, train={"guidance_gradient": "conditional"}), 8)
+    cost = constant.iterations[0]
+    assert cost.flop["rollout"] == 2 * costs["plain"].flop["rollout"]
+    assert cost.flop["update, backward"] == costs["plain"].flop["update, backward"]
+    assert costs["plain"].traffic.bytes < cost.traffic.bytes < costs["two"].traffic.bytes
+    assert constant.memory[2].parts["activations"] == pytest.approx(update["plain"], rel=0.02)
+    assert not any("wait for" in text for text in levels(constant, "costs"))
     generate = {
         name: next(s.flop for s in each.stages if s.name == "generate") for name, each in found.items()
     }

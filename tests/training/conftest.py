@@ -98,14 +98,14 @@ def data(prompts: PromptSet) -> TrainingData:
     return TrainingData(prompts.rows(range(5)), prompts.rows([5, 6]), reward, unseen)
 
 
-def small_params(variant: dict[str, Any], **changes: Any) -> Params:
+def small_params(variant: dict[str, Any], cfg_scale: float = 1.0, **changes: Any) -> Params:
     """params.yaml made small: five sampling steps, the plans above, the variant "it" alone."""
     raw = load_params(ROOT / "params.yaml").model_dump()
     small = {"every": 1, "num_prompts": 2, "images_per_prompt": 2, **changes.pop("heldout", {})}
     heldout = {**raw["train"]["heldout"], "scorers": ("shapes-exact",), **small}
     raw["train"] = {**raw["train"], **SMALL, "heldout": heldout, **changes}
     raw["rewards"] = {"shapes-graded": 1.0, "shapes-vivid": 0.6}
-    raw["sampling"]["num_steps"] = len(PROFILE) + 1
+    raw["sampling"].update(num_steps=len(PROFILE) + 1, cfg_scale=cfg_scale)
     raw["chunks"] = {"plans": PLANS}
     raw["variants"] = {"it": variant}
     return parse_params(raw)

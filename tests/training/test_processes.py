@@ -81,6 +81,9 @@ OTHER_BATCHES = {
         {**SMALL, "prompts_per_iteration": 2},
     ),
     "guided-sharded": Job(CHUNK_WS, SHARDED, cfg_scale=2.0, cfg_passes=2),
+    "guided-conditional": Job(
+        CHUNK_WS, {**SHARDED, "guidance_gradient": "conditional"}, cfg_scale=2.0, cfg_passes=2
+    ),
     "hybrid-sgd": Job(CHUNK_WS, {**ONE_UPDATE, "hybrid_sharding": True}, sgd=True, apart=True),
 }
 """The same items in other batches, whose rounding differs."""
@@ -116,6 +119,7 @@ RARE = {
     "nft",
     "shared-noise",
     "guided-sharded",
+    "guided-conditional",
     "hybrid-sgd",
     "lora",
     "guided",
@@ -233,6 +237,16 @@ def test_guidance_in_two_passes_has_the_gradient_of_one(alone, prompts, tmp_path
     two = do(replace(PAIR["guided"], cfg_passes=2), prompts, tmp_path)
     assert distance(two.gradient, one.gradient) < 1e-5
     assert distance(alone("weighted").gradient, one.gradient) > 0.1  # guidance matters
+
+
+def test_a_constant_part_of_guidance_gets_to_the_update(alone, prompts, tmp_path):
+    """The same gradient in one pass and in two, and not that of both parts."""
+    job = replace(PAIR["guided"], train={**SMALL, "guidance_gradient": "conditional"})
+    one, two = (
+        do(replace(job, folder=f"{passes}", cfg_passes=passes), prompts, tmp_path) for passes in (1, 2)
+    )
+    assert distance(two.gradient, one.gradient) < 1e-5
+    assert distance(alone("guided").gradient, one.gradient) > 0.1
 
 
 def test_some_updates_leave_one_process_with_fewer_passes(pair):

@@ -105,7 +105,7 @@ class Seen:
 
 def do(job: Job, prompts: PromptSet, root: Path, rank: int = 0) -> Seen:
     """Run a job in this process."""
-    params = small_params(job.variant, **job.train)
+    params = small_params(job.variant, job.cfg_scale, **job.train)
     if job.device == "cuda":
         Processes()  # selects the process's GPU, as stage train does before it loads anything
     family, conditioning = loaded(job, prompts)
