@@ -57,6 +57,7 @@ ASKED |= {"template_file": None, "image": "before", "reading": STARS}
 LISTED = {name: value for name, value in ASKED.items() if name not in ("template_file", "reading")}
 LISTED |= {"kind": "questions", "splits": ["more"], "template": "{question}"}
 DPG: dict[str, object] = {"kind": "dpg", "path": "dpg_bench.csv", "count": None}
+QUANTISED = {"model.base_precision": "nf4", "train.lora": {"rank": 4, "alpha": 4.0, "targets": ["to_q"]}}
 JUDGED: dict[str, object] = {"prompts.benchmarks.more": LEGACY, "scorers.judge": WISE}
 
 
@@ -95,6 +96,7 @@ def test_a_kind_of_scorer_declares_its_class_its_network_and_its_scale() -> None
         ("train.heldout", 5, ": must be a mapping, got 5"),
         ("train", None, ": must be a mapping, got null"),
         ("model.dtype", "float16", ": must be one of 'float32' or 'bfloat16', got 'float16'"),
+        ("model.base_precision", "fp8", ": must be one of 'int8', 'float8' or 'nf4', got 'fp8'"),
         ("model.attention_backend", "sdpa", ": must be one of 'native', '_native_efficient', '"),
         (
             "model.family",
@@ -247,6 +249,9 @@ OF_WISE = "judges prompts of wise only"
         ({"train.heldout.scorers": ["shapes-vivid"]}, "train.heldout.scorers[0]", "must not be trained on"),
         ({"trackers": ["wandb"] * 2}, "trackers", "each value once"),
         ({"train.seeds": [0, 1, 1]}, "train.seeds", "each value once, got 1 2 times"),
+        ({"model.base_precision": "int8"}, "model.base_precision", "needs train.lora, since quantised weights cannot"),
+        ({**QUANTISED, "train.compile": True}, "model.base_precision", "must be null with train.compile, which"),
+        ({**QUANTISED, "train.shard_weights": True}, "model.base_precision", "set train.shard_weights: false, or null"),
         ({"generate.base_steps": 51}, "generate.base_steps", "must be <= generate.num_steps = 50, got 51"),
         ({"train.updates_per_iteration": 3}, "train.prompts_per_iteration", "must be divisible by train.updates"),
         ({"train.prompts_per_iteration": 400}, "train.prompts_per_iteration", "<= prompts.train_count = 300"),

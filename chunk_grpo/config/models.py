@@ -45,6 +45,10 @@ AttentionBackend = Literal[
 packed texts (varlen) or other devices."""
 
 
+BasePrecision = Literal["int8", "float8", "nf4"]
+"""Names of torchao. Its four-bit integers (int4) need a package for GPUs alone."""
+
+
 class ModelParams(Section):
     """The base policy."""
 
@@ -57,6 +61,14 @@ class ModelParams(Section):
     """Hub commit, 40 hexadecimal digits; null for a local folder."""
     dtype: Literal["float32", "bfloat16"]
     """Precision of the weights."""
+    base_precision: BasePrecision | None = None
+    """Precision of the linear layers in the transformer's blocks, quantised by torchao (`pip install
+    'torchao>=0.18,<0.19'`) when it is loaded; null: `dtype`. `int8`, `float8`: a byte a weight, a scale for each row;
+    `nf4`: half a byte, a scale for each 64 values. Needs `train.lora`, which is trained in float32 beside it, and
+    neither `train.compile` nor `train.shard_weights`. All stages use the same quantised weights, so base and tuned
+    images, profile, rollouts, updates and the KL reference share a network; so does a whole transformer in `policies`.
+    With `int8` and `float8`, `train.gradient_checkpointing` is needed to save memory in the update: else each layer
+    keeps a copy of its weights in `dtype` for the backward pass."""
     guidance_scale: Annotated[float, Field(ge=0, le=1000)] = 3.5
     """Guidance strength that is an input of guidance-distilled networks (FLUX.1-dev); others do not use it. Source:
     FLUX.1-dev's default, DanceGRPO's code."""

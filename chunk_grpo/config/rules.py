@@ -15,6 +15,7 @@ from chunk_grpo.config.models import (
     GenerateParams,
     GuidedPlan,
     ListedPlan,
+    ModelParams,
     ProfileParams,
     ReportParams,
     SamplingParams,
@@ -270,6 +271,24 @@ def guidance_has_a_gradient(train: TrainParams, sampling: SamplingParams) -> Ite
         yield Problem(("train", "guidance_gradient"), f"{rule}, got 'conditional'")
 
 
+def quantised_bases_are_frozen(model: ModelParams, train: TrainParams) -> Iterator[Problem]:
+    """Only weights that are not trained can be quantised; torch can neither compile nor shard quantised ones."""
+    path, precision = ("model", "base_precision"), model.base_precision
+    if precision is not None and train.lora is None:
+        yield Problem(
+            path,
+            f"needs train.lora, since quantised weights cannot be trained, got {precision!r} with train.lora: null; "
+            "set train.lora, or null here",
+        )
+    for name in ("compile", "shard_weights"):
+        if precision is not None and getattr(train, name):
+            yield Problem(
+                path,
+                f"must be null with train.{name}, which does not work with torchao's quantised weights, got "
+                f"{precision!r}; set train.{name}: false, or null here",
+            )
+
+
 def batches_fit(train: TrainParams, prompts: PromptsParams) -> Iterator[Problem]:
     """Updates get equal shares of an iteration's prompts; an iteration has no prompt twice; seeds differ."""
     path, drawn = ("train", "prompts_per_iteration"), train.prompts_per_iteration
@@ -343,6 +362,7 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (offloaded_parts_are_distinct, ("train",)),
     (warm_up_has_an_average, ("train",)),
     (guidance_has_a_gradient, ("train", "sampling")),
+    (quantised_bases_are_frozen, ("model", "train")),
     (batches_fit, ("train", "prompts")),
     (heldout_prompts_exist, ("train", "prompts")),
     (profile_prompts_exist, ("profile", "prompts")),

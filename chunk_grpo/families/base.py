@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from chunk_grpo.config.models import BasePrecision
 from chunk_grpo.families.sharding import StoredTensor
 from chunk_grpo.gpus import has_gpu
 
@@ -89,6 +90,8 @@ class LoadOptions:
     """Number of text tokens of the longer text encoder."""
     device: torch.device | str = "cpu"
     """Device of the parts."""
+    base_precision: BasePrecision | None = None
+    """Precision of the quantised linear layers of the transformer's blocks; None: `dtype`."""
     attention_backend: str | None = None
     """Diffusers' name of the velocity network's attention; None: torch's choice without cuDNN's."""
 

@@ -356,7 +356,7 @@ class DiffusersFamily(ABC):
             and any(w.requires_grad for w in network.parameters())
         ):
             raise ValueError(f"{path}: an adapter needs the base model, but these weights are trained")
-        saved = saved_network(network, path, self.original_layers, self._options.dtype, self._options.device)
+        saved = saved_network(network, path, self.original_layers, self._options)
         return self.using(saved.to(self._options.device))
 
     def start_state(self, path: Path, options: TuningOptions) -> dict[str, Tensor]:

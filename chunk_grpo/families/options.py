@@ -29,5 +29,6 @@ def options_of(model: ModelParams, cfg_scale: float, size: ModelParams | Generat
         cfg_passes=model.cfg_passes,
         max_sequence_length=model.max_sequence_length,
         device=default_device(),
+        base_precision=model.base_precision,
         attention_backend=model.attention_backend,
     )

@@ -43,6 +43,7 @@ def _check(params: Params) -> None:
     # Here, because torch and diffusers take seconds.
     from chunk_grpo.families.base import TuningOptions
     from chunk_grpo.families.options import options_of
+    from chunk_grpo.families.quantised import quantiser
     from chunk_grpo.families.registry import check_checkpoint
     from chunk_grpo.families.tracing import Traced, network_sizes
     from chunk_grpo.families.weights.policy import local_policy
@@ -50,6 +51,8 @@ def _check(params: Params) -> None:
     from chunk_grpo.planning.models import read_checkpoint
 
     model, lora = params.model, params.train.lora
+    if model.base_precision is not None:
+        quantiser(model.base_precision)
     sizes = [(part.height, part.width) for part in (model, params.generate)]
     if not may_be_hub_id(model.checkpoint):
         guidance = max(params.sampling.cfg_scale, params.generate.cfg_scale)

@@ -190,7 +190,8 @@ def _write(trained: Path, out: Path, kind: Kind, name: str, card: _Card, base: M
             case "comfyui":
                 comfyui_lora(trained, draft / f"{name}.safetensors")
             case "merged":
-                merged(Model(base, cfg_scale=1.0).loaded("transformer"), trained, draft)
+                whole = base.model_copy(update={"base_precision": None})
+                merged(Model(whole, cfg_scale=1.0).loaded("transformer"), trained, draft)
         _forget_folders(draft / "config.json")
         is_on_hub = not Path(base.checkpoint).exists()
         write_text(_text(card, kind, is_on_hub), str(draft / "README.md"))

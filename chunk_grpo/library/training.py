@@ -142,7 +142,12 @@ def train(
     train = checked(TrainParams, {"seeds": (seed,), "heldout": held, **settings}, "train")
     variants = {METHOD: method.variant}
     require_rules(
-        variants=variants, chunks=method.chunks, sampling=sampling, train=train, rewards={REWARD: 1.0}
+        model=model.settings,
+        variants=variants,
+        chunks=method.chunks,
+        sampling=sampling,
+        train=train,
+        rewards={REWARD: 1.0},
     )
     if sampling.cfg_scale != model.cfg_scale:
         raise ConfigError(

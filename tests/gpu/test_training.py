@@ -6,12 +6,13 @@ The bounds for bfloat16 are about three times the differences that the CPU's bfl
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from chunk_grpo.config.models import BasePrecision
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
 from tests.conftest import ORDER, new_workspace
@@ -76,6 +77,20 @@ def test_float32_trains_as_the_cpu(name: str, device: str, prompts: PromptSet, t
 @pytest.mark.parametrize("name", SETTINGS)
 def test_bfloat16_follows_float32(name: str, device: str, prompts: PromptSet, tmp_path: Path) -> None:
     assert_bfloat16_follows(*both(name, "bfloat16", device, prompts, tmp_path))
+
+
+@pytest.mark.parametrize("precision", get_args(BasePrecision))
+def test_a_quantised_base_trains_as_on_the_cpu(
+    precision: BasePrecision, device: str, prompts: PromptSet, tmp_path: Path
+) -> None:
+    train = {**RUN, **LORA, "gradient_checkpointing": True}
+    job = Job(CHUNK_WS, train, folder="cpu", base_precision=precision, checkpoint=OPTIONS.checkpoint)
+    exact = do(job, prompts, tmp_path)
+    seen = do(replace(job, folder="device", device=device), prompts, tmp_path)
+    assert exact.error == seen.error == ""
+    assert cosine(seen.gradient, exact.gradient) > 0.99
+    assert seen.metric("reward_mean") == pytest.approx(exact.metric("reward_mean"), abs=0.02)
+    assert max(seen.metric("fidelity_p99")) < 1e-5
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

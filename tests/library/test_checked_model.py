@@ -1,6 +1,7 @@
 """The first stage refuses a base model that does not fit its files or params.yaml, before any other work."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,15 @@ def test_rejects_checkpoint_of_other_family_or_missing_folder(workspace, capsys)
     assert "_class_name must be StableDiffusion3Pipeline for this family" in refused(workspace, 3, capsys)
     workspace.edit(put("model.checkpoint", "./nothing"))
     assert "the folder ./nothing does not exist" in refused(workspace, 3, capsys)
+
+
+def test_a_quantised_base_needs_its_package(workspace, capsys, monkeypatch):
+    workspace.edit(put("train.lora", {"rank": 4, "alpha": 4, "targets": ["to_q"]}))
+    workspace.edit(put("model.base_precision", "int8"))
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torchao.quantization", None)
+        assert "model.base_precision: int8 needs torchao" in refused(workspace, 2, capsys)
+    assert workspace.run("inputs") == 0
 
 
 def test_layers_of_the_adapter(workspace, capsys):

@@ -125,6 +125,15 @@ def test_a_base_on_the_hub_is_named_for_it(run: Workspace, tmp_path: Path) -> No
     assert "The run has no report." in text
 
 
+def test_an_adapter_of_a_quantised_base_is_merged_into_the_whole_one(run: Workspace, tmp_path: Path) -> None:
+    assert exported(run, "merged", tmp_path / "whole") == 0
+    ran_with(run, lambda raw: raw["model"].update(base_precision="nf4"))
+    assert exported(run, "merged", tmp_path / "out") == 0
+    weights = "diffusion_pytorch_model.safetensors"
+    assert (tmp_path / "out" / weights).read_bytes() == (tmp_path / "whole" / weights).read_bytes()
+    assert "family flux; in training its layers were nf4 |\n" in (tmp_path / "out" / "README.md").read_text()
+
+
 def test_a_later_edit_of_the_parameters_is_not_in_the_card(run: Workspace, tmp_path: Path) -> None:
     assert exported(run, "diffusers", tmp_path / "before") == 0
     run.edit(lambda raw: raw["train"].update(learning_rate=0.5))

@@ -115,7 +115,8 @@ class PretendedTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.is_inference_mode_enabled():  # operations that autograd would have taken apart
+        # Operations that autograd would have taken apart: in a tensor around this one, it is over.
+        if torch.is_inference_mode_enabled() or operation._overloadpacket is aten.to:
             found = operation.decompose(*args, **(kwargs or {}))
             if found is not NotImplemented:
                 return found

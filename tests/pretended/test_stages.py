@@ -8,11 +8,12 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from ruamel.yaml import YAML
 
+from chunk_grpo.config.models import BasePrecision
 from tests.conftest import ORDER, ROOT, Workspace, new_workspace
 from tests.families.checkpoint_flux import random_pipeline
 
@@ -42,7 +43,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "full": {"kl_coef": 0.1, "ema_decay": 0.5, "old_log_probs": "training", "same_noise_in_group": True},
     "bfloat16": {"gradient_checkpointing": True},
     "bfloat16-lora": {"lora": LORA},
+    "bfloat16-int8": {"lora": LORA, "gradient_checkpointing": True},
+    "bfloat16-float8": {"lora": LORA, "gradient_checkpointing": True},
+    "bfloat16-nf4": {"lora": LORA, "gradient_checkpointing": True},
 }
+RARE = ("checkpointing", "bfloat16-float8")
 READS, SENDS = 12, 60
 
 
@@ -95,7 +100,7 @@ def test_methods(name: str, prepared: Workspace, waits: dict[str, Counter[str]])
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "checkpointing" else n for n in SETTINGS]
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in RARE else n for n in SETTINGS]
 )
 def test_settings(name: str, prepared: Workspace, waits: dict[str, Counter[str]], tmp_path: Path) -> None:
     shutil.copytree(prepared.root, tmp_path / "copy")
@@ -103,6 +108,8 @@ def test_settings(name: str, prepared: Workspace, waits: dict[str, Counter[str]]
     trained.edit(lambda raw: raw["train"].update(SETTINGS[name]))
     if name.startswith("bfloat16"):
         trained.edit(lambda raw: raw["model"].update(dtype="bfloat16"))
+    if (precision := name.rpartition("-")[2]) in get_args(BasePrecision):
+        trained.edit(lambda raw: raw["model"].update(base_precision=precision))
     assert trained.run("chunk_boundaries") == 0
     for stage in ("train", "generate"):
         assert trained.run(stage) == 0, stage

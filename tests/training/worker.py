@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from chunk_grpo.config.models import BasePrecision
 from chunk_grpo.errors import ChunkGrpoError
 from chunk_grpo.families import compiling
 from chunk_grpo.families.base import Conditioning
@@ -52,6 +53,8 @@ class Job:
     """Whether each process gets a folder of its own below that."""
     dtype: str = "float32"
     """Floating-point type of the base weights."""
+    base_precision: BasePrecision | None = None
+    """Precision of the checkpoint's quantised layers."""
     sgd: bool = False
     """Whether plain SGD takes AdamW's place. AdamW divides by the gradient's own size, so that a rounding error in a
     gradient near 0 moves a weight as far as any other."""
@@ -94,7 +97,7 @@ class Seen:
     items: list[int] = field(default_factory=list)
     """Of each update, how many items this process trained."""
     weights: dict[str, Tensor] = field(default_factory=dict)
-    """At the end."""
+    """At the end: of the network, or beside a quantised base of the adapter alone."""
     sizes: list[int] = field(default_factory=list)
     """Of the plan at the end."""
 
@@ -111,7 +114,7 @@ def do(job: Job, prompts: PromptSet, root: Path, rank: int = 0) -> Seen:
     family, conditioning = loaded(job, prompts)
     guided = replace(conditioning, negative=conditioning.rows([0]).tensors)
     prompts = replace(prompts, conditioning=guided)
-    start = flat(family.transformer.state_dict())
+    start = None if job.train.get("lora") else flat(family.transformer.state_dict())
     data = TrainingData(
         prompts.rows(range(5)),
         prompts.rows([5, 6]),
@@ -140,10 +143,10 @@ def do(job: Job, prompts: PromptSet, root: Path, rank: int = 0) -> Seen:
             seen.held = held(trainer)
         except ChunkGrpoError as error:
             seen.error = f"{type(error).__name__}: {error}"
-    seen.weights = {
-        name: whole(value).cpu().clone() for name, value in family.transformer.state_dict().items()
-    }
-    seen.moved = None if job.train.get("lora") else flat(seen.weights) - start
+    # torchao's tensors refuse much, and stay as they are
+    last = family.transformer.state_dict() if job.base_precision is None else family.trainable_state()
+    seen.weights = {name: whole(value).cpu().clone() for name, value in last.items()}
+    seen.moved = None if start is None else flat(seen.weights) - start
     return seen
 
 
@@ -151,6 +154,7 @@ def loaded(job: Job, prompts: PromptSet) -> tuple[DiffusersFamily, Conditioning]
     """The family and its conditioning of the prompts."""
     options = {
         "dtype": getattr(torch, job.dtype),
+        "base_precision": job.base_precision,
         "device": job.device,
         "attention_backend": job.attention_backend,
         "cfg_scale": job.cfg_scale,

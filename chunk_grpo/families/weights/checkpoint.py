@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -16,6 +17,7 @@ from torch import nn
 
 from chunk_grpo.errors import ConfigError, DataError, one_line
 from chunk_grpo.families.base import LoadOptions
+from chunk_grpo.families.quantised import quantise
 from chunk_grpo.families.weights.records import may_be_hub_id
 from chunk_grpo.weights import NO_DIFFERENCES, KnownDifferences, load_weights, quiet, stored_weights
 
@@ -78,7 +80,10 @@ def load_pipeline(
     folder = Path(checkpoint)
     networks = {
         name: _load_network(
-            _network_class(pipeline_class, folder, name), folder / name, options.dtype, options.device, AGAIN
+            _network_class(pipeline_class, folder, name),
+            folder / name,
+            options if name == "transformer" else replace(options, base_precision=None),
+            AGAIN,
         )
         for name in names
         if not name.startswith("tokenizer")
@@ -149,20 +154,19 @@ def is_distilled(folder: Path) -> bool:
     )
 
 
-def load_like(network: Any, folder: Path, dtype: torch.dtype, device: torch.device | str) -> Any:
+def load_like(network: Any, folder: Path, options: LoadOptions) -> Any:
     """Load a saved transformer that will replace `network`, frozen.
 
     Args:
         network: Transformer of the base model.
         folder: Folder written by `save_pretrained`.
-        dtype: Floating-point type of the weights in memory.
-        device: Device of the network.
+        options: Types of the weights in memory, and their device.
 
     Raises:
         DataError: A file is missing, cut off or damaged, or has another configuration or other weights.
     """
     check_like(network, folder)
-    return _load_network(type(network), folder, dtype, device, TRAIN_AGAIN)
+    return _load_network(type(network), folder, options, TRAIN_AGAIN)
 
 
 def check_like(network: Any, folder: Path) -> None:
@@ -196,18 +200,28 @@ def network_with(network_class: Any, config: Any, state: Mapping[str, torch.Tens
     return network
 
 
-def _load_network(
-    network_class: Any, folder: Path, dtype: torch.dtype, device: torch.device | str, again: str
-) -> Any:
+def _load_network(network_class: Any, folder: Path, options: LoadOptions, again: str) -> Any:
     """A frozen network with the weights of a folder; `again` says what to do about wrong files."""
     stored = stored_weights(folder, again)
     files = set(stored.values())
     place = files.pop() if len(files) == 1 else folder
     rule = again[0].upper() + again[1:]
     known = _MAY_HAVE.get(network_class.__name__, NO_DIFFERENCES)
-    return load_weights(
-        f"{place}: weights", network_class, folder, dtype, rule, device=device, known=known, files=stored
+    precision = options.base_precision
+    device = options.device if precision is None else "cpu"
+    network = load_weights(
+        f"{place}: weights",
+        network_class,
+        folder,
+        options.dtype,
+        rule,
+        device=device,
+        known=known,
+        files=stored,
     )
+    if precision is not None:
+        quantise(network, precision, options.device)
+    return network
 
 
 def _downloaded(pipeline_class: Any, options: LoadOptions, left_out: Mapping[str, None]) -> str:

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.base import Conditioning, TuningOptions
+from chunk_grpo.families.quantised import has_nf4, leave_out_of_replicas, without_remark_on_merging
 from chunk_grpo.families.sharding import StoredTensor, local_shard
-from chunk_grpo.families.weights.adapter_file import PREFIX, WEIGHTS, LayerNames, read_adapter
+from chunk_grpo.families.weights.adapter_file import PREFIX, WEIGHTS, Adapter, LayerNames, read_adapter
 
 if TYPE_CHECKING:
     from chunk_grpo.families.diffusers_family import DiffusersFamily
@@ -51,10 +52,11 @@ def add_lora(network: Any, options: TuningOptions, seed: int) -> None:
         target_modules=sorted(set(options.lora_targets)),
     )
     # peft draws from torch's global CPU generator. torch.manual_seed would also seed the GPU generators.
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), without_remark_on_merging():
         torch.default_generator.manual_seed(seed)
         network.add_adapter(config, adapter_name=_ADAPTER)
     _widen(network)
+    leave_out_of_replicas(network)
 
 
 def check_targets(network: nn.Module, targets: tuple[str, ...]) -> None:
@@ -165,11 +167,17 @@ def with_lora(network: Any, path: Path, names: LayerNames) -> Any:
     if has_lora(adapted):
         adapted.unload_lora()
     adapter = read_adapter(path, adapted, names)
+    if (dora := _dora(adapter)) and has_nf4(network):
+        raise DataError(
+            f"{path}: must be LoRA beside a base of model.base_precision: nf4, got DoRA ({dora}), which peft does not "
+            "load there; set int8, float8 or null"
+        )
     try:
         # low_cpu_mem_usage creates the adapter on the meta device, so no random values are drawn.
-        adapted.load_lora_adapter(
-            dict(adapter.weights), prefix=None, adapter_name=_ADAPTER, low_cpu_mem_usage=True
-        )
+        with without_remark_on_merging():
+            adapted.load_lora_adapter(
+                dict(adapter.weights), prefix=None, adapter_name=_ADAPTER, low_cpu_mem_usage=True
+            )
         _widen(adapted)
         # Load again in float32: on a half-precision network the loader has rounded the values.
         load_exactly(lora_state(adapted), adapter.weights)
@@ -194,13 +202,18 @@ def merge_lora(network: Any) -> Any:
 def rescaled_state(path: Path, names: LayerNames, network: nn.Module, scale: float) -> dict[str, Tensor]:
     """Weights of an adapter, float32, with B such that with `scale` in place of its alpha / rank it does the same."""
     adapter = read_adapter(path, network, names)
-    if dora := next((name for name in adapter.weights if name.endswith("lora_magnitude_vector")), None):
+    if dora := _dora(adapter):
         raise DataError(
             f"{path}: must be LoRA where train.lora trains one, got DoRA ({dora}); train all "
             "weights (train.lora: null), or merge it into the base model"
         )
     factors = {f"{name}.lora_B.weight": found / scale for name, found in adapter.scales.items()}
     return {name: weight * factors.get(name, 1.0) for name, weight in adapter.weights.items()}
+
+
+def _dora(adapter: Adapter) -> str | None:
+    """First weight of an adapter that only DoRA has."""
+    return next((name for name in adapter.weights if name.endswith("lora_magnitude_vector")), None)
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from chunk_grpo.config.policies import PolicyFiles
 from chunk_grpo.errors import ConfigError, DataError, one_line
-from chunk_grpo.families.base import Family, TuningOptions
+from chunk_grpo.families.base import Family, LoadOptions, TuningOptions
 from chunk_grpo.families.weights.adapter_file import (
     PEFT_WEIGHTS,
     PREFIX,
@@ -59,12 +59,10 @@ def policy_in(path: Path) -> Path:
     )
 
 
-def saved_network(
-    network: Any, path: Path, names: LayerNames, dtype: torch.dtype, device: torch.device | str
-) -> Any:
+def saved_network(network: Any, path: Path, names: LayerNames, options: LoadOptions) -> Any:
     """A frozen network with the weights of a saved policy.
 
-    An adapter shares the base weights of `network`; a transformer is loaded in `dtype` to `device`.
+    An adapter shares the base weights of `network`; a transformer is loaded, and quantised, as it was.
 
     Raises:
         DataError: There is no policy, or one of another model.
@@ -72,7 +70,7 @@ def saved_network(
     found = policy_in(path)
     if found.is_file():
         return with_lora(network, found, names)
-    return load_like(network, found, dtype, device)
+    return load_like(network, found, options)
 
 
 def start_state(network: Any, path: Path, names: LayerNames, options: TuningOptions) -> dict[str, Tensor]:
@@ -81,7 +79,7 @@ def start_state(network: Any, path: Path, names: LayerNames, options: TuningOpti
     if options.lora_rank is not None:
         return rescaled_state(found, names, network, options.lora_alpha / options.lora_rank)
     if found.is_dir():
-        return dict(load_like(network, found, torch.float32, "cpu").state_dict())
+        return dict(load_like(network, found, LoadOptions(str(found))).state_dict())
     state = {
         name: weight.detach().to("cpu", torch.float32, copy=True)
         for name, weight in network.state_dict().items()
