@@ -51,6 +51,7 @@ def findings_of(
         *_waiting(settings),
         *_gpus(settings),
         *_reference(settings),
+        *_quantised(settings),
         *_traffic(settings, machine, costs),
         *_ratios(settings, costs),
         *_prompts(prompts),
@@ -95,12 +96,22 @@ def _savings(settings: Settings, phase: Phase) -> Iterator[tuple[str, float]]:
         yield "train.gradient_checkpointing", 0.0 if train.gradient_checkpointing else passes
     if phase.name not in ("encode", "generate") and not settings.adapts:
         yield "train.lora", held - settings.element * settings.network.weights / settings.spread
+    if (
+        phase.name != "encode"
+        and settings.adapts
+        and not (params.model.base_precision or settings.shards or train.compile)
+    ):
+        base = settings.network.base_bytes
+        yield "model.base_precision: nf4", base - settings.network.weights / 2
+        if phase.name != "update" or train.gradient_checkpointing:
+            yield "model.base_precision: int8", base - settings.network.weights
     if "gradients" in parts:
         left = sorted({"scorers", "vae"} - {*train.offload})
         saved = sum(parts["VAE" if name == "vae" else name] for name in left)
         yield f"train.offload: [{', '.join(left)}]", saved
     if "trajectories" in phase.parts:
-        yield "more GPUs" if settings.shards else "more GPUs with train.shard_weights", held / 2
+        if not params.model.base_precision:
+            yield "more GPUs" if settings.shards else "more GPUs with train.shard_weights", held / 2
         fewer = parts["trajectories"] * (1 - 1 / train.prompts_per_iteration)
         yield "fewer images an iteration (train.prompts_per_iteration)", fewer
 
@@ -165,6 +176,22 @@ def _reference(settings: Settings) -> Iterator[Finding]:
         yield Finding(
             "costs",
             f"kl_coef above 0 ({', '.join(names)}) keeps a second copy of all weights; with train.lora it needs none",
+        )
+
+
+def _quantised(settings: Settings) -> Iterator[Finding]:
+    precision = settings.params.model.base_precision
+    if precision is None:
+        return
+    yield Finding(
+        "note",
+        f"model.base_precision: {precision} converts the weights in each pass; this time is not counted",
+    )
+    if precision != "nf4" and not settings.params.train.gradient_checkpointing:
+        yield Finding(
+            "costs",
+            f"model.base_precision: {precision} without train.gradient_checkpointing keeps a copy of the layers in "
+            f"{settings.params.model.dtype} for the backward pass; set train.gradient_checkpointing: true, or nf4",
         )
 
 

@@ -64,7 +64,7 @@ def stage_phases(settings: Settings) -> list[Phase]:
     text = {"text encoders": float(settings.text.weights * element)}
     adapter = network.trained_weights * FLOAT32 if settings.adapts else 0
     drawing = {
-        "weights": float(network.weights * element + network.buffer_bytes + adapter),
+        "weights": float(network.base_bytes + network.buffer_bytes + adapter),
         "VAE": float(settings.vae_weights * element),
         "activations": float(settings.drawing.peak),
         "decoding": float(settings.drawn_decoded.bytes),
@@ -153,11 +153,11 @@ def _gradients(settings: Settings) -> dict[str, float]:
 
 
 def held_weights(settings: Settings) -> float:
-    """Bytes of the network's weights: float32 if all are trained, else the checkpoint's type and a float32 adapter."""
+    """Bytes of the network's weights: float32 if all are trained, else as they are loaded, and a float32 adapter."""
     network = settings.network
     if not settings.adapts:
         return float(FLOAT32 * network.weights)
-    return float(settings.element * network.weights + FLOAT32 * network.trained_weights)
+    return float(network.base_bytes + FLOAT32 * network.trained_weights)
 
 
 def _reference(settings: Settings, variant: str) -> float:
@@ -198,7 +198,7 @@ def _loading(settings: Settings, variant: str) -> dict[str, float]:
 
     Scorers are loaded later, when they are first asked.
     """
-    whole = float(settings.element * settings.network.weights)
+    whole = float(settings.network.base_bytes)
     held = held_weights(settings)
     network = {"whole network": whole, "weights": whole / settings.spread}
     if not settings.shards:

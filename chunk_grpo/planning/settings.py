@@ -211,6 +211,7 @@ def settings_of(params: Params, model: Checkpoint, gpus: int, machines: int = 1)
         cfg_scale=params.sampling.cfg_scale,
         cfg_passes=params.model.cfg_passes,
         tuning=replace(tuning_of(train), compiles=False),
+        precision=params.model.base_precision,
         gathers=shards,
     )
     network = network_sizes(traced)

@@ -17,7 +17,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.families.base import TuningOptions
+from chunk_grpo.families.base import LoadOptions, TuningOptions
+from chunk_grpo.families.models.flux import FluxFamily
+from chunk_grpo.families.quantised import parts
 from chunk_grpo.families.tracing import (
     Checkpoint,
     PassSizes,
@@ -160,6 +162,30 @@ def test_sizes_of_stable_diffusion_3_5(name: str, weights: int, positions: int) 
     assert text_sizes(checkpoint).weights == 4_762_310_656 + 694_659_840 + 123_650_304
 
 
+@pytest.mark.parametrize("precision", [None, "int8", "float8", "nf4"])
+def test_bytes_of_a_quantised_base_are_those_of_the_loaded_one(precision: Any) -> None:
+    what, settings = toy(), LoadOptions(str(CHECKPOINT), height=32, width=32, base_precision=precision)
+    network = FluxFamily.load(settings, ("transformer",)).transformer
+    held = sum(part.nbytes for weight in network.parameters() for part in parts(weight))
+    for tuning in (None, ADAPTER):
+        assert network_sizes(replace(what, tuning=tuning, precision=precision)).base_bytes == held
+
+
+def test_a_quantised_base_without_checkpointing() -> None:
+    """A copy of each layer's weights, 2 bytes, waits for the backward pass where the layer's input has a gradient.
+
+    Those of modulations have none, nor those of q, k and v of both streams in the first block: there 18 D^2 are left,
+    24 D^2 in other double blocks, 12 D^2 in single ones. `nf4` converts the weights again.
+    """
+    small = replace(flux(2, 4), gathers=False, tuning=replace(ADAPTER, gradient_checkpointing=False))
+    peak = {
+        name: pass_sizes(replace(small, precision=name), backward=True).peak for name in (None, "int8", "nf4")
+    }
+    copies = 2 * (18 + 24 + 4 * 12) * D * D
+    assert peak["int8"] - peak[None] == pytest.approx(copies, rel=0.02)
+    assert peak["nf4"] - peak[None] < 0.5 * copies
+
+
 def test_trained_weights_and_their_rows() -> None:
     """Rank 32: (D + D) * 32 a layer; 4 image layers in 19 double blocks, 3 in 38 single ones (they have no to_out)."""
     adapter = network_sizes(replace(flux(), tuning=ADAPTER))
@@ -264,6 +290,9 @@ CASES: Mapping[str, tuple[TuningOptions | None, dict[str, Any]]] = {
     "all": (replace(ALL, gradient_checkpointing=False), {}),
     "all, checkpointing, bfloat16": (ALL, {"element": "bfloat16", "gathers": True}),
     "adapter": (ADAPTER, {}),
+    "adapter, int8": (ADAPTER, {"precision": "int8"}),
+    "adapter, float8": (ADAPTER, {"precision": "float8"}),
+    "adapter, nf4": (ADAPTER, {"precision": "nf4"}),
     # The gradients of all weights wait for those of the first pass.
     "guided in two passes": (ALL, {"cfg_scale": 2.0, "cfg_passes": 2}),
     "guided by a constant": (CONSTANT, {"cfg_scale": 2.0, "cfg_passes": 2}),
@@ -271,7 +300,7 @@ CASES: Mapping[str, tuple[TuningOptions | None, dict[str, Any]]] = {
 
 
 DEFAULT = {("flux", "frozen"), ("flux", "all, checkpointing, bfloat16"), ("flux", "guided in two passes")}
-DEFAULT |= {("sd3", "frozen"), ("sd3", "adapter")}
+DEFAULT |= {("sd3", "frozen"), ("sd3", "adapter"), ("flux", "adapter, int8"), ("flux", "adapter, nf4")}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from chunk_grpo.config.models import BasePrecision
 from chunk_grpo.families.base import TuningOptions
 
 Element: TypeAlias = Literal["float32", "bfloat16"]
@@ -46,6 +47,8 @@ class Traced:
     """Passes of a guided velocity."""
     tuning: TuningOptions | None = None
     """How the network is trained; None: it is frozen, as loaded."""
+    precision: BasePrecision | None = None
+    """Precision of the quantised layers; None: `element`."""
     gathers: bool = False
     """Whether the weights of a pass are gathered in `element`; else they are as training holds them."""
     wide_norms: bool = True
@@ -74,6 +77,8 @@ class NetworkSizes:
     """Bytes of all text tensors of a prompt."""
     weights: int
     """Weights, without an adapter."""
+    base_bytes: int
+    """Their bytes as they are loaded, quantised or not."""
     trained_weights: int
     """Trained weights: all, or the adapter's; 0 if it is frozen."""
     trained_rows: Mapping[int, int]

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from chunk_grpo.families.base import Conditioning
 from chunk_grpo.families.diffusers_family import DiffusersFamily
+from chunk_grpo.families.quantised import parts, quantise
 from chunk_grpo.families.tracing.build import (
     fake_tensors,
     faked,
@@ -60,6 +62,7 @@ def network_sizes(what: Traced) -> NetworkSizes:
         text_tokens=max((tensor.shape[1] for tensor in text.values() if tensor.ndim > 2), default=0),
         text_bytes=sum(tensor.nbytes for tensor in text.values()),
         weights=_weights(network_of(what.checkpoint)),
+        base_bytes=_base_bytes(what),
         trained_weights=trained,
         trained_rows=rows,
         buffer_bytes=sum(value.nbytes for value in network.buffers()),
@@ -87,7 +90,7 @@ def pass_sizes(what: Traced, *, backward: bool) -> PassSizes:
         network = family.transformer
         if what.gathers and what.tuning is not None and what.tuning.lora_rank is None:
             retyped(network, getattr(torch, what.element))
-        held = [*network.parameters(), *network.buffers()]
+        held = [part for weight in network.parameters() for part in parts(weight)] + [*network.buffers()]
         for weight in network.parameters():
             if weight.requires_grad and backward:
                 weight.grad = torch.zeros_like(weight)
@@ -160,6 +163,21 @@ def _trained(network: nn.Module, runs: Sequence[EqualBlocks]) -> tuple[int, dict
     return total, dict(rows)
 
 
+def _base_bytes(what: Traced) -> int:
+    """Bytes of the weights as they are loaded, without an adapter; a run's first block counts for those left out."""
+    if what.precision is None:
+        dtype: torch.dtype = getattr(torch, what.element)
+        return dtype.itemsize * _weights(network_of(what.checkpoint))
+    with faked():
+        family, runs = _prepared(replace(what, tuning=None))
+        number = {id(weight): 1 + run.untraced for run in runs for weight in run.traced[0].parameters()}
+        return sum(
+            number.get(id(weight), 1) * part.nbytes
+            for weight in family.transformer.parameters()
+            for part in parts(weight)
+        )
+
+
 def _weights(network: nn.Module) -> int:
     return sum(weight.numel() for weight in network.parameters())
 
@@ -176,6 +194,8 @@ def _prepared(what: Traced) -> tuple[DiffusersFamily, list[EqualBlocks]]:
     targets = () if what.tuning is None else what.tuning.lora_targets
     network, runs = _copied(*_shortened(what.checkpoint, targets))
     retyped(network, getattr(torch, what.element))
+    if what.precision is not None:
+        quantise(network, what.precision, "cpu")
     family = family_around(what, network, vae_of(what.checkpoint))
     if what.tuning is not None:
         family.prepare_training(what.tuning, 0)
