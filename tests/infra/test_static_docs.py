@@ -52,7 +52,12 @@ def test_the_plans_numbers_are_those_of_the_plan() -> None:
 
 def test_the_numbers_of_one_card_are_those_of_the_plan() -> None:
     page = (ROOT / "docs" / "one_card.md").read_text("utf-8")
-    places = (("night-24gb", "RTX4090"), ("sd35-medium", "H100"), ("flux-dev-lora", "H100"))
-    columns = [numbers(preset, 1, 1, gpu, "chunk-ws") for preset, gpu in places]
-    for row in ("memory of a GPU, at most", "disk", "an iteration, at most", "the whole run"):
-        assert f"| {row} | {' | '.join(column[row] for column in columns)} |" in page
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \| [^|]+ \| (RTX4090|L40S|H100) \| (.+) \|$", page, re.MULTILINE)
+    assert {preset for preset, _, _ in rows} >= {
+        *(path.stem for path in (ROOT / "conf" / "preset").glob("night-*.yaml")),
+        *("sd35-medium", "flux-dev-lora"),
+    }
+    for preset, gpu, cells in rows:
+        plan = numbers(preset, 1, 1, gpu, "chunk-ws")
+        keys = ("memory of a GPU, at most", "disk", "an iteration, at most", "the whole run")
+        assert cells == " | ".join(plan[key] for key in keys), preset

@@ -233,13 +233,6 @@ def test_the_first_sentence_and_the_cards() -> None:
     )
 
 
-def test_a_night_on_a_card_of_24_gb() -> None:
-    found = plan(preset("night-24gb"), 1, gpu="RTX4090")
-    assert found.fits
-    assert min(card.left for card in found.cards if card.gpu == "RTX4090") >= GIB
-    assert found.total.hours[1] <= 10
-
-
 def test_some_variants() -> None:
     assert list(only(preset("flux-dev"), ["chunk"]).variants) == ["chunk"]
     with pytest.raises(ConfigError, match=r"--variant: must be one of .*, got nothing"):

@@ -1,0 +1,47 @@
+"""Presets for one card fit it and a night; a quantised base is counted, and named where it helps."""
+
+import pytest
+
+from tests.planning.planned import edited, plan, preset, settings
+from tests.planning.test_plan import GIB, WEIGHTS, levels
+
+NIGHTS = {
+    "night-24gb": "RTX4090",
+    "night-24gb-flux": "RTX4090",
+    "night-24gb-klein": "RTX4090",
+    "night-24gb-z-image": "RTX4090",
+    "night-48gb": "L40S",
+}
+
+
+@pytest.mark.parametrize("name", NIGHTS)
+def test_a_night_on_a_card(name: str) -> None:
+    gpu, params = NIGHTS[name], preset(name)
+    found = plan(params, 1, gpu=gpu)
+    assert found.fits
+    assert min(card.left for card in found.cards if card.gpu == gpu) >= GIB
+    assert found.total.hours[1] <= 10
+    assert {finding.level for finding in found.findings} <= {"note"}
+    drawn = params.train.iterations * params.train.prompts_per_iteration
+    assert params.prompts.train_count == drawn
+
+
+def test_a_quantised_base() -> None:
+    """Of FLUX.1-dev 11.8 of 11.9 billion weights are in linear layers of blocks: a byte, or half a byte and a scale for
+    each 64. A plan that lacks memory names the setting, and it fits with it."""
+    night = preset("night-24gb-flux")
+    assert night.model.base_precision == "int8"
+    whole = edited(night, model={"base_precision": None})
+    texts = levels(plan(whole, 1, gpu="RTX4090"), "cannot")
+    assert texts
+    assert all("model.base_precision: int8 (up to 11.1 GiB)" in text for text in texts)
+    sizes = {
+        name: settings(edited(night, model={"base_precision": name})).network.base_bytes / WEIGHTS
+        for name in (None, "int8", "float8", "nf4")
+    }
+    assert sizes == pytest.approx({None: 2, "int8": 1.01, "float8": 1.01, "nf4": 0.53}, abs=0.02)
+    assert not any("base_precision" in text for text in levels(plan(night, 1, memory_gb=16), "cannot"))
+    bare = plan(edited(night, train={"gradient_checkpointing": False}), 1)
+    assert any(
+        "base_precision: int8 without train.gradient_checkpointing" in t for t in levels(bare, "costs")
+    )
