@@ -131,6 +131,10 @@ def test_rounding_may_move_ratios_by_a_fifth_of_the_clip_range() -> None:
     found = ratios(trial(metrics=lambda: [{"fidelity_p99": 1e-6}, {"fidelity_p99": 2.1e-5}]))
     assert found.outcome == "fail" and found.said.endswith("set train.old_log_probs: training.")
     assert ratios(trial(metrics=lambda: [{}])).outcome == "not checked"
+    raw = composed(ROOT, "smoke")
+    raw["train"]["old_log_probs"] = "training"  # the first update still compares with the rollout
+    found = ratios(trial(small=parse_params(raw), metrics=lambda: [{"fidelity_p99": 9e-5}]))
+    assert found.outcome == "pass" and found.said.endswith("train.old_log_probs is training.")
 
 
 def test_one_card_has_no_second_process() -> None:
