@@ -61,7 +61,7 @@ class Moment:
 TRAINING = "chunk_grpo.training"
 MOMENTS = {
     "rollout": Moment(f"{TRAINING}.rollouts", "rollout_sde", 2, iteration=1, updates_done=None),
-    "scoring": Moment("chunk_grpo.scorers.reward:Reward", "score", 2, iteration=0, updates_done=None),
+    "scoring": Moment("chunk_grpo.scorers.reward:Reward", "scores", 2, iteration=0, updates_done=None),
     "first update": Moment(f"{TRAINING}.update:Update", "accumulate_gradient", 3, 1, updates_done=0),
     "second update": Moment(f"{TRAINING}.update:Update", "accumulate_gradient", 2, 0, updates_done=1),
     "held-out": Moment(f"{TRAINING}.heldout", "rollout_ode", 2, iteration=1, updates_done=None),
