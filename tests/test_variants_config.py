@@ -39,6 +39,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     "window": {**WINDOWED, "step_weights": "noise", "clip_range": 1e-5, "sde": "dance"},
     "controlled": {**CHUNK, "controlled": True},
     "forward": {**STEP, "likelihood": "nft", "nft_beta": 0.1, "forward_noise": "group"},
+    "slow": {**STEP, "likelihood": "nft", "sample_from": "average"},
     "branches": {**BRANCHED, "step_weights": "noise", "ratio_norm": "guard", "trust_region": "divergence"},
 }
 """Variants that are accepted and between them use every setting."""
@@ -62,7 +63,10 @@ def said_of(settings: dict[str, Any], *edits: Edit) -> list[str]:
 def test_every_setting_can_be_used() -> None:
     assert {key for settings in EVERYTHING.values() for key in settings} == set(VariantParams.model_fields)
     for settings in EVERYTHING.values():
-        assert said_of(settings, *(WATCHED if "controlled" in settings else ())) == []
+        assert (
+            said_of(settings, put("train.ema_decay", 0.9), *(WATCHED if "controlled" in settings else ()))
+            == []
+        )
 
 
 def test_variant_defaults_are_chunk_grpo() -> None:
@@ -76,6 +80,7 @@ def test_variant_defaults_are_chunk_grpo() -> None:
         "likelihood": "transition",
         "nft_beta": 1.0,
         "forward_noise": "image",
+        "sample_from": "latest",
         "controlled": False,
         "advantage_std": "group",
         "combine": "rewards",
@@ -231,6 +236,10 @@ def test_settings_that_do_not_fit_together_are_named(settings: dict[str, Any], m
     [
         ({**CHUNK, "combine": "advantages"}, put("rewards", {"shapes-vivid": 1.0}), "combine: needs several rewards"),
         ({**CHUNK, "sde": "cps"}, put("sampling.eta", 1.2), "eta: must be <= 1 with sde: cps, got 1.2"),
+        ({**STEP, "likelihood": "nft", "sample_from": "average"}, put("train.ema_decay", None),
+         "sample_from: needs train.ema_decay, got 'average'"),
+        ({**ODE, "sample_from": "average"}, put("train.ema_decay", 0.9),
+         "sample_from: needs likelihood: nft, which has no ratio, got 'average'"),
         (ODE, put("train.same_noise_in_group", True), "sde: needs train.same_noise_in_group: false, or the images"),
         (BRANCHED, put("train.group_size", 6), "branching.children: must divide train.group_size = 6, got 4"),
         (WINDOWED, put("train.fraction", 0.2), f"fraction: {NONE}(4 * 0.2) = 0 with window.num_steps; raise train."),

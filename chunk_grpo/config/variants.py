@@ -88,6 +88,9 @@ class VariantParams(Section):
     forward_noise: Literal["image", "group"] = "image"
     """Images that get the same noise at the same step with another `likelihood` than `transition`. `image`: none;
     `group`: those of a group, so that their values differ less by chance. Source: V-GRPO, arXiv 2604.23380."""
+    sample_from: Literal["latest", "average"] = "latest"
+    """Weights of the sampling policy with `likelihood: nft`. `latest`; `average`: those that `train.ema_decay`
+    averages, which give the images and the old velocities. Source: DiffusionNFT."""
     controlled: bool = False
     """Whether `train.heldout.controller` acts on the training."""
     sde: Sde | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -176,9 +177,16 @@ class Learner:
             )
             # With sampled transitions the first update takes all ratios as 1 and needs no old values.
             first = 0 if forward else 1
-            for number, update in enumerate(updates[first:], start=first):
-                kept[number] = update.reevaluate_old(self._processes, check)
+            with self.sampling():
+                for number, update in enumerate(updates[first:], start=first):
+                    kept[number] = update.reevaluate_old(self._processes, check)
         return updates
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Context in which the policy has the weights that sample."""
+        if self.average is None or self._method.variant.sample_from == "latest":
+            return nullcontext()
+        return self.average.averaged()
 
     def _step(self, update: Update, number: int, check: Check) -> tuple[UpdateStats, float]:
         """Perform one update; return its statistics and the norm of its gradient before clipping."""

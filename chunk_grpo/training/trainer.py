@@ -193,9 +193,9 @@ class Trainer:
         self._unfinished, self._done = None, iteration
 
     def _roll_out(self, iteration: int) -> Experience:
-        """Sample and score this process's images with the current policy."""
+        """Sample and score this process's images with the sampling policy."""
         self._family.transformer.eval()
-        with self._offloading.in_use():
+        with self._offloading.in_use(), self._learner.sampling():
             return collect_experience(
                 self._family,
                 self._method,

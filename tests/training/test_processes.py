@@ -76,6 +76,9 @@ OTHER_BATCHES = {
     "guided": Job(CHUNK_WS, SMALL, cfg_scale=2.0),
     "awm": Job({"objective": "step", "plan": "step", "likelihood": "matching"}, SMALL),
     "nft": Job({"objective": "step", "plan": "step", "likelihood": "nft"}, SMALL),
+    "nft-sharded": Job(
+        {"objective": "step", "plan": "step", "likelihood": "nft", "sample_from": "average"}, SHARDED
+    ),
     "shared-noise": Job(
         {"objective": "step", "plan": "step", "likelihood": "matching", "forward_noise": "group"},
         {**SMALL, "prompts_per_iteration": 2},
@@ -118,6 +121,7 @@ RARE = {
     "awm",
     "nft",
     "shared-noise",
+    "nft-sharded",
     "guided-sharded",
     "guided-conditional",
     "hybrid-sgd",

@@ -20,7 +20,7 @@ from chunk_grpo.training import trainer
 from chunk_grpo.training.advantages import advantages_of
 from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext
 from chunk_grpo.training.ema import ExponentialMovingAverage
-from chunk_grpo.training.forward_values import MatchingValues
+from chunk_grpo.training.forward_values import MatchingValues, NftValues
 from chunk_grpo.training.heldout import heldout_images
 from chunk_grpo.training.learner import _noise_of
 from chunk_grpo.training.processes import Processes
@@ -98,6 +98,44 @@ def test_weights_are_averaged_after_each_update(
     monkeypatch.setattr(ExponentialMovingAverage, "update", counting)
     train(tmp_path, iterations=2, updates_per_iteration=2, ema_decay=0.5, **QUIET)
     assert averaged == [1, 2, 3, 4]
+
+
+def test_a_slow_policy_samples_and_gives_the_old_velocities(
+    train: Train, policy: Callable[[], FluxFamily], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With decay 1/4 and one update, (w0 + 3 w1) / 4 samples in iteration 2, and w1 is trained; also when stopped."""
+    seen: dict[str, list[torch.Tensor]] = {"rollout": [], "old": [], "trained": []}
+
+    def of(family: Any) -> torch.Tensor:
+        return next(family.trainable_parameters()).detach().clone()
+
+    def rolling_out(family: Any, *rest: Any) -> Experience:
+        seen["rollout"].append(of(family))
+        return collect_experience(family, *rest)
+
+    predict = NftValues.predict
+
+    def recording(self: NftValues, evaluated: Any, rows: Any, steps: Any) -> Any:
+        seen["trained" if torch.is_grad_enabled() else "old"].append(of(evaluated.__self__))
+        return predict(self, evaluated, rows, steps)
+
+    monkeypatch.setattr(trainer, "collect_experience", rolling_out)
+    monkeypatch.setattr(NftValues, "predict", recording)
+    slow = {"objective": "step", "plan": "step", "likelihood": "nft", "sample_from": "average"}
+    run = {"variant": slow, "iterations": 2, "updates_per_iteration": 1, "ema_decay": 0.25, **QUIET}
+    whole = train(tmp_path / "whole", checkpoint_every=2, **run)
+    w0, w1 = seen["trained"][0], seen["trained"][-1]
+    assert torch.equal(w0, of(policy()))
+    assert not torch.equal(w0, w1)
+    for found in (seen["rollout"], [seen["old"][0], seen["old"][-1]]):
+        assert torch.equal(found[0], w0)
+        assert torch.allclose(found[1], (w0 + 3 * w1) / 4, rtol=1e-6, atol=1e-9)
+        assert not torch.equal(found[1], w1)
+    with pytest.raises(TransientError, match="training resumes from there"):
+        train(tmp_path / "stopped", stop_at=24, checkpoint_every=2, **run)
+    resumed = train(tmp_path / "stopped", checkpoint_every=2, **run)
+    assert resumed.without_times() == whole.without_times()
+    assert all(torch.equal(resumed.weights[key], whole.weights[key]) for key in whole.weights)
 
 
 def test_warm_up_goes_on_where_a_stopped_training_was(train: Train, tmp_path: Any) -> None:
