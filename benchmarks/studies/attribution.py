@@ -289,20 +289,14 @@ def advantages(values: Array) -> Array:
 def share(values: Array) -> Array:
     """Share of the variance that the first noise [0] and each step [1 + k] decide, [1 + N], from [P, 2, G, N + 1].
 
-    Two independent estimates of the same value are multiplied, whose errors drop out of the mean. The reward less its
-    mean is a sum of uncorrelated parts, so that the shares of an infinite sample sum to 1.
+    Two independent estimates of the same value are multiplied, whose errors drop out of the mean. The parts are
+    uncorrelated, so the variances of an infinite sample sum to the reward's; here the shares sum to 1.
     """
-    first = values[..., 0]  # [P, 2, G]
-    start = (first - first.mean(axis=2, keepdims=True)).prod(axis=1).mean() * _unbiased(values)
+    first, group = values[..., 0], values.shape[2]  # [P, 2, G]
+    start = (first - first.mean(axis=2, keepdims=True)).prod(axis=1).mean() * group / (group - 1)
     steps = np.diff(values, axis=3).prod(axis=1).mean(axis=(0, 1))  # [N]
     parts = np.concatenate([[start], steps])
-    return np.asarray(parts / ((advantages(values) ** 2).mean() * _unbiased(values)))
-
-
-def _unbiased(values: Array) -> float:
-    """G / (G - 1): a group's mean is subtracted."""
-    group: int = values.shape[2]
-    return group / (group - 1)
+    return np.asarray(parts / parts.sum())
 
 
 def weights_of(grid: Grid, values: Array) -> dict[str, Array]:

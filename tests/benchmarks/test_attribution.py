@@ -58,7 +58,9 @@ def test_shares_are_the_variances_that_the_steps_add():
     parts = np.array([left[0] ** 2, *(stds * left[1:]) ** 2])
     found = attribution.share(values[None])
     np.testing.assert_allclose(found, parts / parts.sum(), atol=0.03)
-    assert found.sum() == pytest.approx(1, abs=0.03)
+    assert found.sum() == pytest.approx(1)
+    rewards = values[0, :, -1]
+    assert rewards.var() == pytest.approx(parts.sum(), rel=0.03)
 
 
 def rewards_of(parts, noise=0.0, seed=1):
