@@ -18,6 +18,7 @@ from chunk_grpo.git import git
 from chunk_grpo.orchestration.outcomes import StageFailed
 from chunk_grpo.orchestration.presets import composed, overridden
 from chunk_grpo.planning.machines import GPUS
+from chunk_grpo.stopping import StopSignal
 from infra import accept, accept_steps
 from infra.accept_steps import Found, plan_held, processes, ratios
 from infra.accept_trial import DriverCard, Trial, cards_of_driver, link_data, machine_of, smaller
@@ -198,6 +199,9 @@ def test_a_stopped_call_leaves_a_page_that_says_so(
         return Found("pass", "not reached")
 
     steps = {"first": (lambda _: Found("pass", "Seen."), ()), "second": (stops, ()), "third": (stops, ())}
+    monkeypatch.setattr(
+        accept, "STOP", StopSignal()
+    )  # that of the process would end all later trainings of tests
     monkeypatch.setattr(accept, "STEPS", steps)
     monkeypatch.setattr(accept, "cards_of_driver", list)
     assert call("accept", ["--preset", "smoke", "--out", str(tmp_path)]) == 75

@@ -87,7 +87,8 @@ class TestEverywhere:
     @pytest.mark.parametrize("do", ["short", "long", "column"])
     def test_another_number_of_values_is_refused(self, scorer: Scorer, do: str) -> None:
         with pytest.raises(
-            DataError, match=r"scorer odd: needs one value for each of 3 images, .*, got an array of \["
+            DataError,
+            match=r"scorer odd \(.*\): needs one value for each of 3 images, .*, got an array of \[",
         ):
             scorer.score(batch(do, count=3))
 

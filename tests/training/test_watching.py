@@ -113,7 +113,7 @@ class Away(ScorerForTests):
 
 def test_a_reward_that_does_not_answer_stops_training_which_goes_on_later(train, data, tmp_path):
     away = Away()
-    on = replace(data, reward=Reward({"shapes-graded": away}, {"shapes-graded": 1.0}, 2, 0.0))
+    on = replace(data, reward=Reward({"shapes-graded": away}, {"shapes-graded": 1.0}, away_seconds=0.0))
     variant = {"objective": "chunk", "plan": "listed", "chunk_rewards": ({"shapes-graded": 1.0},) * 2}
     with pytest.raises(TransientError, match=r"scorer shapes-graded: .*nobody there"):
         train(tmp_path, on=on, variant=variant, iterations=1)
