@@ -1,6 +1,7 @@
 """What quantised base weights change on the toys, as a Markdown table: bytes, velocity, images.
 
-States are those of the whole base on its way from noise to image; images are drawn in 16 ODE steps from the same noise.
+The whole base goes from noise to image in 16 ODE steps; velocities are compared at its states. Both draw from the same
+noise.
 
     python -m benchmarks.quantised
 """

@@ -32,11 +32,11 @@ from benchmarks.studies.finished_run import FinishedRun, finished_run, parser_of
 from benchmarks.tables import print_table, write_found
 from chunk_grpo.core.log_prob import gaussian_log_prob
 from chunk_grpo.core.rollout import rollout_sde, sample_noise
-from chunk_grpo.core.sde import Sampler, step_noise
 from chunk_grpo.core.step_weights import interval_weights, noise_weights
 from chunk_grpo.core.types import Velocity
 from chunk_grpo.progress import Meter
 from chunk_grpo.seeding import generator
+from chunk_grpo.training.method import StepGrid
 
 Array: TypeAlias = NDArray[np.float64]
 Rows: TypeAlias = NDArray[np.int64]
@@ -51,23 +51,6 @@ BATCHES = (8, 24)
 """Prompts of a batch whose gradient is compared: an iteration of `study-vivid`, and of `study-exact`."""
 
 
-@dataclass(frozen=True)
-class Grid:
-    """The noisy steps of a rollout."""
-
-    times: Tensor
-    """Time grid [N + 2]."""
-    strengths: Tensor
-    """Noise strengths [N]."""
-    sampler: Sampler
-    """Sampler of the noisy steps."""
-
-    def continued(self, velocity: Velocity, x: Tensor, step: int, noise: torch.Generator) -> Tensor:
-        """States [B, N + 2 - step, L, D] from x [B, L, D] at the beginning of a step to the image."""
-        rest = self.times[step:], self.strengths[step:]
-        return rollout_sde(velocity, x, *rest, noise, sampler=self.sampler).states
-
-
 def main(options: Sequence[str] | None = None) -> int:
     """Measure, print, write."""
     parser = parser_of_study(__doc__, "attribution")
@@ -76,9 +59,7 @@ def main(options: Sequence[str] | None = None) -> int:
     parser.add_argument("--continuations", type=int, default=8, help="of each state, even (default: 8)")
     arguments = parser.parse_args(options)
     with finished_run(arguments.checkout) as run:
-        sampling = run.params.sampling
-        times = run.model.times(sampling.num_steps, sampling.shift)
-        grid = Grid(times, *step_noise(sampling.sde, times, sampling.eta))
+        grid = run.grid
         found = measure(run, grid, arguments.prompts, arguments.images, arguments.continuations)
     write_found(arguments.json, **report(grid, found))
     return 0
@@ -96,7 +77,7 @@ class Measured:
     """Inner products [C, C, P, P, N, N] of the gradients of the C credits."""
 
 
-def report(grid: Grid, found: Measured) -> dict[str, object]:
+def report(grid: StepGrid, found: Measured) -> dict[str, object]:
     """Print the two tables, and return their numbers."""
     values, prompts = found.values, len(found.values)
     weights = weights_of(grid, values)
@@ -155,7 +136,7 @@ def _share_of(values: Array, part: int, prompts: Rows) -> float:
     return float(share(values[prompts])[part])
 
 
-def measure(run: FinishedRun, grid: Grid, prompts: int, images: int, continuations: int) -> Measured:
+def measure(run: FinishedRun, grid: StepGrid, prompts: int, images: int, continuations: int) -> Measured:
     """Measure the base model.
 
     Prompts whose rewards are all equal give no gradient in training and are left out; so P may be below `prompts`.
@@ -179,7 +160,7 @@ def measure(run: FinishedRun, grid: Grid, prompts: int, images: int, continuatio
 
             noise = generator("attribution", one.ids[0])
             start = sample_noise((images, *base.latent_shape), noise).to(base.device)
-            states = grid.continued(velocity, start, 0, noise)
+            states = continued(grid, velocity, start, 0, noise)
             deviation = score(states[:, -1]).std(ddof=1)
             if deviation > 0:
                 values = expected(velocity, score, states, grid, continuations, noise) / deviation
@@ -193,10 +174,10 @@ def measure(run: FinishedRun, grid: Grid, prompts: int, images: int, continuatio
     return Measured(np.stack(all_values), together, inner_products(torch.stack(gradients)))
 
 
-def predicted(velocity: Velocity, score: Score, states: Tensor, grid: Grid) -> Array:
+def predicted(velocity: Velocity, score: Score, states: Tensor, grid: StepGrid) -> Array:
     """Rewards [G, N + 1] of the images that one evaluation predicts before each noisy step, and of the images."""
     found = []
-    for step in range(len(grid.strengths)):
+    for step in range(len(grid.noise)):
         x, t = states[:, step], float(grid.times[step])
         found.append(score(x - t * velocity(x, torch.full((len(x),), t).to(x))))
     return np.stack([*found, score(states[:, -1])], axis=1)
@@ -220,8 +201,18 @@ def credits_of(values: Array, predictions: Array) -> dict[str, Array]:
     return {**found, **centred}
 
 
+def continued(grid: StepGrid, velocity: Velocity, x: Tensor, step: int, noise: torch.Generator) -> Tensor:
+    """States [B, N + 2 - step, L, D] from x [B, L, D] at the beginning of a noisy step to the image."""
+    return rollout_sde(velocity, x, grid.times[step:], grid.noise[step:], noise, sampler=grid.sampler).states
+
+
 def expected(
-    velocity: Velocity, score: Score, states: Tensor, grid: Grid, continuations: int, noise: torch.Generator
+    velocity: Velocity,
+    score: Score,
+    states: Tensor,
+    grid: StepGrid,
+    continuations: int,
+    noise: torch.Generator,
 ) -> Array:
     """Expected reward [2, G, N + 1] before each noisy step, and after the last one, of images [G, N + 2, L, D].
 
@@ -229,21 +220,21 @@ def expected(
     draws nothing, so that the last expectation is the reward itself.
     """
     found = []
-    steps = len(grid.strengths)
+    steps = len(grid.noise)
     for step in range(steps):
         starts = states[:, step].repeat_interleave(continuations, dim=0)  # [G * M, L, D]
-        finals = grid.continued(velocity, starts, step, noise)[:, -1]
+        finals = continued(grid, velocity, starts, step, noise)[:, -1]
         found.append(score(finals).reshape(len(states), 2, -1).mean(axis=2).T)  # [2, G]
     rewards = score(states[:, -1])  # [G]
     return np.stack([*found, np.stack([rewards, rewards])], axis=2)
 
 
 def step_gradients(
-    velocity: Velocity, weights: Sequence[Tensor], states: Tensor, grid: Grid, given: Sequence[Array]
+    velocity: Velocity, weights: Sequence[Tensor], states: Tensor, grid: StepGrid, given: Sequence[Array]
 ) -> Tensor:
     """Gradients [C, N, W] of sum_i c_ik log p(step k of image i), for each credit c [G, N]."""
     found = []
-    for step, strength in enumerate(grid.strengths):
+    for step, strength in enumerate(grid.noise):
         x, after = states[:, step], states[:, step + 1]
         t, t_next = float(grid.times[step]), float(grid.times[step + 1])
         with torch.enable_grad():
@@ -262,8 +253,8 @@ def step_gradients(
 def sketched(gradients: Tensor) -> Tensor:
     """Count sketches [..., D] of gradients [..., W]: each weight is added to or subtracted from one of D places.
 
-    Inner products of sketches are those of the gradients but for a share of about 1 / sqrt(D) of the lengths' product,
-    and the gradients of all prompts would not fit into memory.
+    Sketches keep inner products, with an error of about 1 / sqrt(D) of the product of the lengths. The gradients of all
+    prompts would not fit into memory.
     """
     width = gradients.shape[-1]
     draw = torch.Generator().manual_seed(0)
@@ -299,17 +290,16 @@ def share(values: Array) -> Array:
     return np.asarray(parts / parts.sum())
 
 
-def weights_of(grid: Grid, values: Array) -> dict[str, Array]:
+def weights_of(grid: StepGrid, values: Array) -> dict[str, Array]:
     """Weights [N] of the steps, mean 1, of the objectives while no ratio is clipped."""
-    times, steps = grid.times, len(grid.strengths)
-    stds = grid.sampler.std(times[:-2], times[1:-1], grid.strengths)
+    steps = grid.num_sde_steps
     by_size = np.repeat(SIZES, SIZES)
     found = {EQUAL: np.ones(steps)}
     if len(by_size) == steps:
         found["chunks 2, 3, 4, 7"] = 1 / by_size
         found["chunks 7, 4, 3, 2"] = 1 / by_size[::-1]
-    found["noise (TempFlow)"] = noise_weights(stds).numpy()
-    found["1 / width (Guard)"] = interval_weights(times[:-2] - times[1:-1]).numpy()
+    found["noise (TempFlow)"] = noise_weights(grid.transition_stds()).numpy()
+    found["1 / width (Guard)"] = interval_weights(grid.widths()).numpy()
     found["variance of the step"] = share(values)[1:].clip(min=0)
     return {name: each / each.mean() for name, each in found.items()}
 

@@ -18,11 +18,13 @@ from benchmarks.tables import parser_of
 from chunk_grpo.artifacts import read_table
 from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.config import Params, load_params
+from chunk_grpo.core.sde import step_noise
 from chunk_grpo.families.base import Family
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.library.model import Model
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.scorers.running.placing import place_scorer
+from chunk_grpo.training.method import StepGrid
 from chunk_grpo.training.scoring import score_latents
 
 AT = Layout()
@@ -43,6 +45,13 @@ class FinishedRun:
     """Prompts of the eval split."""
     reward: Reward
     """Scorers of the eval split."""
+
+    @property
+    def grid(self) -> StepGrid:
+        """Sampling grid of the rollouts, by `sampling`."""
+        sampling = self.params.sampling
+        times = self.model.times(sampling.num_steps, sampling.shift)
+        return StepGrid(times, *step_noise(sampling.sde, times, sampling.eta))
 
     def policy(self, variant: str, seed: int) -> AbstractContextManager[Family]:
         """A trained policy; inside the block it takes the place of the base model's network."""

@@ -14,13 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy import stats
-from torch import Tensor
 
 from benchmarks.studies.finished_run import FinishedRun, finished_run, parser_of_study
 from benchmarks.tables import print_table, write_found
 from chunk_grpo.core.branching import rollout_branches
 from chunk_grpo.core.rollout import sample_noise
-from chunk_grpo.core.sde import Sampler, step_noise
 from chunk_grpo.core.step_weights import noise_weights
 from chunk_grpo.progress import Meter
 from chunk_grpo.reporting.statistics import crossed_interval
@@ -34,11 +32,8 @@ def main(options: Sequence[str] | None = None) -> int:
     parser.add_argument("--children", type=int, default=8, help="images of a prompt and step (default: 8)")
     arguments = parser.parse_args(options)
     with finished_run(arguments.checkout) as run:
-        sampling = run.params.sampling
-        times = run.model.times(sampling.num_steps, sampling.shift)
-        strengths, sampler = step_noise(sampling.sde, times, sampling.eta)
-        noise = sampler.std(times[:-2], times[1:-1], strengths)
-        spreads = measure(run, times, (strengths, sampler), arguments.prompts, arguments.children)
+        times, noise = run.grid.times, run.grid.transition_stds()
+        spreads = measure(run, arguments.prompts, arguments.children)
     weights = noise_weights(noise)
     rows = []
     for step in range(len(noise)):
@@ -60,16 +55,13 @@ def main(options: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(
-    run: FinishedRun, times: Tensor, noise: tuple[Tensor, Sampler], prompts: int, children: int
-) -> dict[str, NDArray[np.float64]]:
+def measure(run: FinishedRun, prompts: int, children: int) -> dict[str, NDArray[np.float64]]:
     """Standard deviation of each scorer within the children of a step, [N, P].
 
-    `times` is the grid [S + 1]; `noise` has the noise strength of each noisy step [N], and the sampler of these steps.
     There are P prompts, with `children` at each prompt and step.
     """
-    base, (strengths, sampler) = run.model.base, noise
-    steps, count = range(len(strengths)), min(prompts, len(run.prompts))
+    base, grid = run.model.base, run.grid
+    steps, count = range(grid.num_sde_steps), min(prompts, len(run.prompts))
     found: dict[str, list[NDArray[np.float64]]] = {name: [] for name in run.reward.weights}
     with Meter("branching", count) as meter:
         for row in range(count):
@@ -78,12 +70,12 @@ def measure(
             made = rollout_branches(
                 lambda x, t, rows, c=conditioning: base.velocity(x, t, c.rows(rows)),  # type: ignore[misc]
                 sample_noise((1, *base.latent_shape), [generator("spread", name, "start")]).to(base.device),
-                times,
-                strengths,
+                grid.times,
+                grid.noise,
                 steps,
                 children,
                 lambda _, step, child, name=name: generator("spread", name, step, child),  # type: ignore[misc]
-                sampler,
+                grid.sampler,
             )
             finals = torch.cat([branch.finals[0] for branch in made.branches])
             for scorer, values in run.scores(finals, [row] * len(finals)).items():

@@ -7,9 +7,10 @@ import torch
 from benchmarks.studies import attribution
 from chunk_grpo.core.log_prob import gaussian_log_prob
 from chunk_grpo.core.sde import SDE, diffusion_coefs, sde_transition
+from chunk_grpo.training.method import StepGrid
 
 TIMES = torch.tensor([1.0, 0.8, 0.5, 0.2, 0.0], dtype=torch.float64)
-GRID = attribution.Grid(TIMES, diffusion_coefs(TIMES, "flow", 0.7), SDE)
+GRID = StepGrid(TIMES, diffusion_coefs(TIMES, "flow", 0.7), SDE)
 STEPS = 3
 
 
@@ -26,14 +27,14 @@ def first(latents):
 def factors():
     """What each noisy step multiplies the state by."""
     one = torch.ones(1, 1, 1, dtype=torch.float64)
-    steps = zip(TIMES[:-2], TIMES[1:-1], GRID.strengths, strict=True)
+    steps = zip(TIMES[:-2], TIMES[1:-1], GRID.noise, strict=True)
     return [float(sde_transition(one, 0 * one, *step).mean) for step in steps]
 
 
 def values_of(images, continuations, seed=0):
     noise = torch.Generator().manual_seed(seed)
     start = torch.randn(images, 1, 1, generator=noise, dtype=torch.float64)
-    states = GRID.continued(still, start, 0, noise)
+    states = attribution.continued(GRID, still, start, 0, noise)
     return states, attribution.expected(still, first, states, GRID, continuations, noise)
 
 
@@ -54,7 +55,7 @@ def test_the_halves_of_the_continuations_are_different_draws():
 def test_shares_are_the_variances_that_the_steps_add():
     _, values = values_of(images=40_000, continuations=2)
     left = [float(np.prod(factors()[step:])) for step in range(STEPS + 1)]
-    stds = SDE.std(TIMES[:-2], TIMES[1:-1], GRID.strengths).numpy()
+    stds = SDE.std(TIMES[:-2], TIMES[1:-1], GRID.noise).numpy()
     parts = np.array([left[0] ** 2, *(stds * left[1:]) ** 2])
     found = attribution.share(values[None])
     np.testing.assert_allclose(found, parts / parts.sum(), atol=0.03)
@@ -129,7 +130,7 @@ def test_gradients_are_of_weighted_log_probabilities():
 
     noise = torch.Generator().manual_seed(0)
     start = torch.randn(4, 1, 2, generator=noise, dtype=torch.float64)
-    states = GRID.continued(velocity, start, 0, noise)
+    states = attribution.continued(GRID, velocity, start, 0, noise)
     draw = np.random.default_rng(0)
     given = [draw.normal(size=(4, STEPS)) for _ in range(2)]
     found = attribution.step_gradients(velocity, [weight], states, GRID, given)
@@ -138,7 +139,7 @@ def test_gradients_are_of_weighted_log_probabilities():
         mean, std = sde_transition(
             states[:, step],
             velocity(states[:, step], None),
-            *(float(each) for each in (TIMES[step], TIMES[step + 1], GRID.strengths[step])),
+            *(float(each) for each in (TIMES[step], TIMES[step + 1], GRID.noise[step])),
         ).__dict__.values()
         log_probs = gaussian_log_prob(states[:, step + 1], mean, std)
         for kind, credit in enumerate(given):
