@@ -86,8 +86,9 @@ class VariantParams(Section):
     nft_beta: PositiveFloat = 1.0
     """Mixture of the policy's and the sampling policy's velocity with `likelihood: nft`. Source: DiffusionNFT."""
     forward_noise: Literal["image", "group"] = "image"
-    """Images that get the same noise at the same step with another `likelihood` than `transition`. `image`: none;
-    `group`: those of a group, so that their values differ less by chance. Source: V-GRPO, arXiv 2604.23380."""
+    """What shares the noise of a step, with another `likelihood` than `transition`. `image`: each image has its own;
+    `group`: the images of a group have the same, so that their values differ less by chance. Source: V-GRPO, arXiv
+    2604.23380."""
     sample_from: Literal["latest", "average"] = "latest"
     """Weights of the sampling policy with `likelihood: nft`. `latest`; `average`: those that `train.ema_decay`
     averages, which give the images and the old velocities. Source: DiffusionNFT."""
