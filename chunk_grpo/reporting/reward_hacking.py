@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from chunk_grpo.reporting.comparisons import signed
 from chunk_grpo.reporting.evidence import Source, TrainingSettings
 from chunk_grpo.reporting.series import Curve, metric_values, optional_curves
@@ -46,15 +49,25 @@ def watched_curves(sources: Mapping[str, Source], training: TrainingSettings) ->
 def tradeoffs(
     rewards: Mapping[str, Curve], curves: Mapping[str, Mapping[str, Curve]], training: TrainingSettings
 ) -> dict[str, dict[str, tuple[Curve, Curve]]]:
-    """Scorer outside the reward to variant to the curves of reward and score, which are measured together.
+    """Scorer outside the reward to variant to the curves of reward and score, at the iterations that have both.
 
     Arguments are as in `conclusion`.
     """
     return {
-        name: {v: (rewards[v], curve) for v, curve in curves[f"heldout/{name}"].items()}
+        name: {v: _common(rewards[v], curve) for v, curve in curves[f"heldout/{name}"].items()}
         for name in training.unseen
         if f"heldout/{name}" in curves
     }
+
+
+def _common(first: Curve, second: Curve) -> tuple[Curve, Curve]:
+    """Two curves at their common iterations."""
+    a, b = np.isin(first.x, second.x), np.isin(second.x, first.x)
+    return _at(first, a), _at(second, b)
+
+
+def _at(curve: Curve, kept: NDArray[np.bool_]) -> Curve:
+    return Curve(curve.x[kept], curve.mean[kept], curve.low[kept], curve.high[kept])
 
 
 def conclusion(

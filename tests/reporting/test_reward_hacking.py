@@ -85,12 +85,12 @@ def test_the_reward_is_hacked_if_it_rises_while_another_scorer_falls(
     assert conclusion({"v": reward}, {}, SETTINGS) == ""
 
 
-def test_a_trade_off_pairs_reward_and_unseen_score_of_the_variants_that_have_both() -> None:
+def test_a_trade_off_pairs_reward_and_unseen_score_at_the_same_iterations() -> None:
     def line(iterations: list[int], values: list[float]) -> Curve:
         numbers = np.array(values)
         return Curve(np.array(iterations), numbers, numbers - 1, numbers + 1)
 
-    rewards = {"v": line([0, 10], [0.1, 0.3]), "w": line([0, 10], [0.1, 0.4])}
+    rewards = {"v": line([0, 5, 10], [0.1, 0.2, 0.3]), "w": line([0, 10], [0.1, 0.4])}
     scores = {"heldout/exact": {"v": line([0, 10], [0.9, 0.7])}, "heldout_images/saturation": {}}
     settings = training_settings(unseen=("exact", "not measured"))
     found = tradeoffs(rewards, scores, settings)
