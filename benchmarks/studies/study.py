@@ -16,8 +16,7 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
+from benchmarks.studies.blocks import BASE, CURVES, RESULTS, Block, read_block
+from benchmarks.studies.equal_reward import at_equal_reward, curve_rows
+from benchmarks.studies.hypotheses import BLOCKS, Hypothesis
 from benchmarks.studies.method_times import PARTS
 from benchmarks.tables import parser_of, print_table
 from chunk_grpo.artifacts import read_table
@@ -38,46 +39,16 @@ from chunk_grpo.reporting.evidence import Source
 from chunk_grpo.reporting.inputs import read_metrics
 from chunk_grpo.reporting.panels import plot_picture, tradeoff_figure
 from chunk_grpo.reporting.series import metric_curve
-from chunk_grpo.reporting.statistics import POWER, Interval, crossed_interval, holm
+from chunk_grpo.reporting.statistics import POWER, holm
 
 PREFIX = "study-"
 """Start of the names of the study's presets; the rest is the name of the block."""
 
-RESULTS = Path(__file__).resolve().parents[2] / "docs" / "study"
-BASE = ("base", "base")
-
-CURVES = "-curves"
 DRAWN = ("reward_mean", "heldout")
 """Starts of the names of the metrics that are kept."""
 HELDOUT = "heldout/"
 """Start of the names of the scorers' metrics on held-out images."""
 SECONDS = tuple(f"seconds_{part}" for part in PARTS)
-
-Policy = tuple[str, str]
-"""(variant, mode)."""
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """`first` has the higher mean."""
-
-    name: str
-    """Name in docs/study.md."""
-    first: Policy
-    """Policy that is higher by the hypothesis."""
-    second: Policy
-    """Policy that it is compared with."""
-
-
-HYPOTHESES = (
-    Hypothesis("H1 chunk level", ("chunk", "tuned"), ("dance", "tuned")),
-    Hypothesis("H2 weighted sampling", ("chunk-ws", "tuned"), ("chunk", "tuned")),
-    Hypothesis("H3 listed sizes", ("chunk", "tuned"), ("equal-4", "tuned")),
-    Hypothesis("H4 several chunks", ("chunk", "tuned"), ("single", "tuned")),
-    Hypothesis("H5 more than re-weighting", ("chunk", "tuned"), ("control", "tuned")),
-    Hypothesis("H6 not the mirrored sizes", ("chunk", "tuned"), ("mirror", "tuned")),
-    Hypothesis("H7 hybrid inference", ("chunk-ws", "hybrid"), ("chunk-ws", "tuned")),
-)
 
 
 def main(options: Sequence[str] | None = None) -> int:
@@ -195,52 +166,6 @@ def curves_of(checkout: Path, params: Params) -> pa.Table:
     return pa.Table.from_pylist(rows)
 
 
-@dataclass(frozen=True)
-class Block:
-    """Results of a block."""
-
-    reward: str
-    """Scorer that was trained on: the primary outcome."""
-    scorers: tuple[str, ...]
-    """All scorers, the reward first."""
-    seeds: tuple[int, ...]
-    """Training seeds."""
-    captions: tuple[str, ...]
-    """Caption of each prompt."""
-    values: Mapping[tuple[Policy, str], NDArray[np.float64]]
-    """(policy, scorer) to [R, P]; the base has one row."""
-
-    def difference(self, first: Policy, second: Policy, scorer: str) -> Interval:
-        """Paired difference of two policies."""
-        return crossed_interval(
-            self.values[first, scorer] - self.values[second, scorer], captions=self.captions
-        )
-
-
-def read_block(block: str, results: Path) -> Block:
-    """Read the results of a block, in which no policy may lack a seed or prompt."""
-    table, about = results / f"{block}.parquet", results / f"{block}.json"
-    if not table.exists():
-        raise DataError(f"{table}: no such file; `python -m benchmarks.studies.study add CHECKOUT` writes it")
-    known = json.loads(about.read_text(encoding="utf-8"))
-    seeds = tuple(sorted(seed for run in known["runs"] for seed in run["seeds"]))
-    rows = pq.read_table(table).to_pylist()
-    captions = {row["prompt_id"]: row["caption"] for row in rows}
-    places = {prompt: place for place, prompt in enumerate(sorted(captions))}
-    values: dict[tuple[Policy, str], NDArray[np.float64]] = {}
-    for row in rows:
-        policy = (row["variant"], row["mode"])
-        of: tuple[int, ...] = (-1,) if policy == BASE else seeds
-        matrix = values.setdefault((policy, row["scorer"]), np.full((len(of), len(places)), math.nan))
-        matrix[of.index(row["train_seed"]), places[row["prompt_id"]]] = row["value"]
-    for (policy, scorer), matrix in values.items():
-        if np.isnan(matrix).any():
-            raise DataError(f"{table}: {policy} lacks scores of {scorer} for a seed or prompt")
-    reward = known["reward"]
-    others = tuple(sorted({scorer for _, scorer in values} - {reward}))
-    return Block(reward, (reward, *others), seeds, tuple(captions[name] for name in places), values)
-
-
 def show(block: str, results: Path) -> None:
     """Print the tables of a block."""
     found = read_block(block, results)
@@ -249,9 +174,16 @@ def show(block: str, results: Path) -> None:
     )
     print_table(title, ("policy", *found.scorers), list(_means(found)))
     columns = ("hypothesis", "difference", "95 % interval", "p, by Holm", f"smallest seen with power {POWER}")
-    print_table(f"{block}: hypotheses on {found.reward}", columns, list(hypothesis_rows(found)))
+    print_table(f"{block}: hypotheses on {found.reward}", columns, hypothesis_rows(found, BLOCKS[block]))
     others = ("hypothesis", *found.scorers[1:])
-    print_table(f"{block}: the same on other scores", others, list(_on_others(found)))
+    print_table(f"{block}: the same on other scores", others, _on_others(found, BLOCKS[block]))
+    for scorer in found.scorers[1:]:
+        fit, distances = at_equal_reward(found, scorer)
+        changes = (f"change in {found.reward}", f"change in {scorer}")
+        title = f"{block}: {scorer} at equal {found.reward} (R2 of the curve {fit:.2f})"
+        print_table(title, ("policy", *changes, "above the curve, less dance's"), distances)
+    iterations, curves = curve_rows(block, results)
+    print_table(f"{block}: {found.reward} of the held-out images of training", iterations, curves)
 
 
 def tradeoff_picture(block: str, results: Path) -> bytes:
@@ -271,12 +203,12 @@ def tradeoff_picture(block: str, results: Path) -> bytes:
     return plot_picture(tradeoff_figure(found, variants), variants)
 
 
-def hypothesis_rows(block: Block) -> list[list[str]]:
+def hypothesis_rows(block: Block, hypotheses: Sequence[Hypothesis]) -> list[list[str]]:
     """Rows of the hypotheses on the primary outcome, corrected by Holm's method for all of them.
 
     With too few training seeds they have no p-values.
     """
-    found = [block.difference(h.first, h.second, block.reward) for h in HYPOTHESES]
+    found = [block.tested(hypothesis, block.reward) for hypothesis in hypotheses]
     corrected = holm([interval.pair_p_value for interval in found])
     return [
         [
@@ -286,7 +218,7 @@ def hypothesis_rows(block: Block) -> list[list[str]]:
             _p_text(p),
             f"{interval.detectable:.3f}",
         ]
-        for h, interval, p in zip(HYPOTHESES, found, corrected, strict=True)
+        for h, interval, p in zip(hypotheses, found, corrected, strict=True)
     ]
 
 
@@ -311,12 +243,10 @@ def _means(block: Block) -> list[list[str]]:
     return rows
 
 
-def _on_others(block: Block) -> list[list[str]]:
+def _on_others(block: Block, hypotheses: Sequence[Hypothesis]) -> list[list[str]]:
     rows = []
-    for hypothesis in HYPOTHESES:
-        found = [
-            block.difference(hypothesis.first, hypothesis.second, scorer) for scorer in block.scorers[1:]
-        ]
+    for hypothesis in hypotheses:
+        found = [block.tested(hypothesis, scorer) for scorer in block.scorers[1:]]
         rows.append([hypothesis.name, *(f"{signed(each.mean)} ({interval_text(each)})" for each in found)])
     return rows
 

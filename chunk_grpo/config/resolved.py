@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import NonNegativeFloat
+from pydantic import NonNegativeFloat, PositiveFloat
 
 from chunk_grpo.config.models import Params, SamplingParams
 from chunk_grpo.config.section import ClipRange, Eta, Fraction
@@ -20,6 +20,8 @@ class ResolvedVariant(VariantParams):
     """Clip range of all chunks, if `clip_ranges` is null."""
     kl_coef: NonNegativeFloat
     """KL coefficient."""
+    learning_rate: PositiveFloat
+    """Learning rate of the optimiser."""
     sde: Sde
     """Kind of noise of a step."""
     eta: Eta
@@ -42,6 +44,7 @@ def resolve(own: VariantParams, sampling: SamplingParams, train: TrainParams) ->
         "fraction": train.fraction,
         "clip_range": train.clip_range,
         "kl_coef": train.kl_coef,
+        "learning_rate": train.learning_rate,
         "sde": sampling.sde,
         "eta": sampling.eta,
     }

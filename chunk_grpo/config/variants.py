@@ -74,6 +74,9 @@ class VariantParams(Section):
     """One clip range per chunk, instead of `clip_range` and `train.clip_range`; null: one for all chunks."""
     kl_coef: NonNegativeFloat | None = None
     """KL coefficient; null: `train.kl_coef`. Source: as `train.kl_coef`."""
+    learning_rate: PositiveFloat | None = None
+    """Learning rate; null: `train.learning_rate`. Methods compared at one rate are not compared at their best. Source:
+    as `train.learning_rate`."""
     ratio_norm: RatioNorm = "none"
     """Normalisation of the ratio. `none`; `guard`: normalised ratios, on a scale of their own. Source: GRPO-Guard."""
     trust_region: TrustRegion = "clip"

@@ -132,7 +132,7 @@ class Learner:
         self.bounds = method.bounds
         self.optimizer = processes.prepare_optimizer(
             make_optimizer(
-                settings.optimizer, self._parameters, settings.learning_rate, settings.weight_decay
+                settings.optimizer, self._parameters, method.variant.learning_rate, settings.weight_decay
             )
         )
         decay, warms_up = settings.ema_decay, settings.ema_warmup

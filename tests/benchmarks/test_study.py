@@ -6,20 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from dvc.utils.serialize import dump_yaml
 
-from benchmarks.studies import study
-from benchmarks.studies.study import (
-    BASE,
-    HYPOTHESES,
-    Block,
-    hypothesis_rows,
-    main,
-    read_block,
-    settings_digest,
-)
+from benchmarks.studies.blocks import BASE, RESULTS, Block, read_block
+from benchmarks.studies.equal_reward import at_equal_reward, curve_rows
+from benchmarks.studies.hypotheses import BESIDE, BLOCKS, LEVELS
+from benchmarks.studies.study import PREFIX, hypothesis_rows, main, settings_digest
 from chunk_grpo.artifacts import table_from_rows, write_table
 from chunk_grpo.config import load_params, parse_params
 from chunk_grpo.orchestration.presets import composed
@@ -103,11 +98,11 @@ def test_runs_of_one_study_are_put_together_and_others_change_nothing(
     assert len(curves) == 7 * 3 * 3
 
     before = {path.name: path.read_bytes() for path in results.iterdir()}
-    for folder, seed, changes, message in (
-        ("c", 1, {}, "has the training seeds [1] already"),
-        ("d", 3, {"learning_rate": 1e-3}, "its settings differ from those of"),
+    for run, message in (
+        (checkout(tmp_path / "c", 1), "has the training seeds [1] already"),
+        (checkout(tmp_path / "d", 3, learning_rate=1e-3), "its settings differ from those of"),
     ):
-        assert main([*add, checkout(tmp_path / folder, seed, **changes)]) == 3
+        assert main([*add, run]) == 3
         assert message in capsys.readouterr().err
     other = Path(checkout(tmp_path / "e", 6)) / "params.yaml"
     dump_yaml(str(other), load_params(other).model_dump(mode="json") | {"composed_from": "tiny"})
@@ -120,13 +115,15 @@ def test_runs_of_one_study_are_put_together_and_others_change_nothing(
 def test_hypotheses_are_paired_and_corrected_together(seeds: int) -> None:
     """With few training seeds they are not tested."""
     source = np.random.default_rng(3)
-    policies = {policy for h in HYPOTHESES for policy in (h.first, h.second)}
+    policies = {policy for h in LEVELS for policy in h.policies}
     values = {(policy, "reward"): source.normal(size=(seeds, 3)) for policy in sorted(policies)}
     captions = tuple(CAPTIONS.values())
-    rows = hypothesis_rows(Block("reward", ("reward",), tuple(range(seeds)), captions, values))
-    pairs = [values[h.first, "reward"] - values[h.second, "reward"] for h in HYPOTHESES]
+    rows = hypothesis_rows(Block("reward", ("reward",), tuple(range(seeds)), captions, values), LEVELS)
+    pairs = [values[h.first, "reward"] - values[h.second, "reward"] for h in LEVELS]
+    of = {name: values[(name, "tuned"), "reward"] for name in ("chunk", "dance", "chunk-free", "dance-free")}
+    pairs[1] = of["chunk"] - of["dance"] - of["chunk-free"] + of["dance-free"]  # L2 compares two differences
     found = [crossed_interval(pair, captions=captions) for pair in pairs]
-    assert [row[0] for row in rows] == [h.name for h in HYPOTHESES]
+    assert [row[0] for row in rows] == [h.name for h in LEVELS]
     means = [float(row[1].replace("\N{MINUS SIGN}", "-")) for row in rows]
     assert means == pytest.approx([each.mean for each in found], abs=6e-4)
     if seeds < MIN_SEEDS:
@@ -137,17 +134,76 @@ def test_hypotheses_are_paired_and_corrected_together(seeds: int) -> None:
 
 
 def test_every_hypothesis_names_policies_of_the_presets() -> None:
-    for path in (ROOT / "conf/preset").glob("study-*.yaml"):
-        variants = composed(ROOT, path.stem)["variants"]
-        assert {name for h in HYPOTHESES for name, _ in (h.first, h.second)} == set(variants)
+    presets = {path.stem.removeprefix(PREFIX) for path in (ROOT / "conf/preset").glob(f"{PREFIX}*.yaml")}
+    assert presets == set(BLOCKS)
+    for block, hypotheses in BLOCKS.items():
+        names = [block, BESIDE[block]] if block in BESIDE else [block]
+        variants = {name for each in names for name in composed(ROOT, PREFIX + each)["variants"]}
+        assert {name for h in hypotheses for name, _ in h.policies} <= variants
 
 
 def test_results_of_the_repository_are_whole() -> None:
-    for path in study.RESULTS.glob("*.json"):
-        block = read_block(path.stem, study.RESULTS)
-        for row in hypothesis_rows(block):
+    for path in RESULTS.glob("*.json"):
+        block = read_block(path.stem, RESULTS)
+        for row in hypothesis_rows(block, BLOCKS[path.stem]):
             tested = row[3] != "not tested" and math.isfinite(float(row[3].removeprefix("< ")))
             assert tested is (len(block.seeds) >= MIN_SEEDS)
+
+
+def test_policies_beside_a_block_have_its_training_seeds(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    add = ["--results", str(results), "add"]
+    runs = [checkout(tmp_path / "a", 4, 5, 2), checkout(tmp_path / "b", 1, 5, 4, preset="study-levels")]
+    assert main([*add, *runs]) == 0
+    block = read_block("levels", results)
+    assert block.seeds == (4, 5)
+    for policy in ("mirror", "chunk-free"):  # of the other block, and of this one
+        means = block.values[(policy, "tuned"), "shapes-vivid"].mean(axis=1)
+        assert means.tolist() == [401.5, 501.5]
+
+
+def test_scores_are_compared_at_equal_reward() -> None:
+    """The other score is 2 x + 3 x^2 of the reward's change x, and 0.1 and 0.3 above that with chunk."""
+    gains = {"dance": [0.1, 0.2], "control": [0.3, 0.5], "chunk": [0.2, 0.4]}
+    above = {"chunk": np.array([[0.1], [0.3]])}
+    values = {(BASE, name): np.full((1, 2), 0.5) for name in ("reward", "other")}
+    for policy, gain in gains.items():
+        change = np.array(gain)[:, None] + np.array([[-0.01, 0.01]])
+        mean = np.array(gain)[:, None]
+        values[(policy, "tuned"), "reward"] = 0.5 + change
+        curve = 0.5 + 2 * mean + 3 * mean**2 + above.get(policy, 0.0)
+        values[(policy, "tuned"), "other"] = np.repeat(curve, 2, axis=1)
+    exact = {place: matrix for place, matrix in values.items() if place[0][0] != "chunk"}
+    for given, lowest in ((exact, 0.9999), (values, 0.8)):
+        fit, rows = at_equal_reward(Block("reward", ("reward", "other"), (0, 1), ("a", "b"), given), "other")
+        assert lowest < fit <= 1
+    assert rows[2][:3] == ["dance", "+0.150", "+0.375"]
+    assert rows[2][3] == ""
+    x, y = (np.array([gains[p] for p in ("chunk", "control", "dance")]).ravel() for _ in range(2))
+    y = 2 * x + 3 * x**2 + np.array([0.1, 0.3, 0, 0, 0, 0])
+    fitted, *_ = np.linalg.lstsq(np.stack([x, x**2], axis=1), y, rcond=None)
+    residual = y - np.stack([x, x**2], axis=1) @ fitted
+    beyond = residual[:2] - residual[4:]
+    half = 12.7062 * np.std(beyond, ddof=1) / math.sqrt(2)  # Student's t of one degree of freedom
+    numbers = [
+        float(part)
+        for part in rows[0][3].replace("\N{MINUS SIGN}", "-").replace("(", "").replace(")", "").split()
+        if part != "to"
+    ]
+    assert numbers == pytest.approx([beyond.mean(), beyond.mean() - half, beyond.mean() + half], abs=1e-3)
+
+
+def test_curves_are_means_over_training_seeds(tmp_path: Path) -> None:
+    rows = [
+        {"variant": "chunk", "train_seed": seed, "iteration": iteration, "metric": metric, "value": value}
+        for metric, factor in (("heldout_reward", 1.0), ("reward_mean", 9.0))
+        for seed, values in ((0, (0.1, 0.2, 0.4)), (1, (0.1, 0.3, 0.6)))
+        for iteration, value in zip((0, 10, 20), np.array(values) * factor, strict=True)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "levels-curves.parquet")
+    columns, table = curve_rows("levels", tmp_path)
+    assert columns == ("variant", "0", "10", "20", "mean after the first")
+    assert table == [["chunk", "0.100", "0.250", "0.500", "0.375"]]
 
 
 def test_a_setting_that_a_later_version_adds_keeps_the_digest() -> None:

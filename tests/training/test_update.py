@@ -41,7 +41,8 @@ ASSIGNMENTS = {
 
 def method_with(grid: StepGrid = FLOW, advantage_clip: float = 5.0, **settings: Any) -> Method:
     """A method with a clip range of 2e-3 and no KL term, unless the settings say otherwise."""
-    values = {"fraction": 1.0, "clip_range": 2e-3, "kl_coef": 0.0, "sde": "flow", "eta": 0.7} | settings
+    train = {"fraction": 1.0, "clip_range": 2e-3, "kl_coef": 0.0, "learning_rate": 1e-3}
+    values: dict[str, Any] = {**train, "sde": "flow", "eta": 0.7, **settings}
     variant = ResolvedVariant(objective="chunk", plan="listed", **values)
     return Method(variant, grid, LISTED, torch.ones(LISTED.num_chunks), advantage_clip)
 

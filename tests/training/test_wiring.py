@@ -286,11 +286,12 @@ def test_advantages_are_cut_at_the_setting(branched: list[Experience]) -> None:
 
 def test_variant_inherits_missing_settings_from_train_and_sampling() -> None:
     chunk = {"objective": "chunk", "plan": "listed"}
-    own = {**chunk, "fraction": 1.0, "kl_coef": 0.25, "sde": "cps", "eta": 0.9}
+    own = {**chunk, "fraction": 1.0, "kl_coef": 0.25, "learning_rate": 0.125, "sde": "cps", "eta": 0.9}
     of_all = small_params(chunk, kl_coef=0.5, fraction=0.75)
     mine, theirs = method_of(small_params(own, kl_coef=0.5)), method_of(of_all)
     assert (mine.variant.fraction, theirs.variant.fraction) == (1.0, 0.75)
     assert (mine.variant.kl_coef, theirs.variant.kl_coef) == (0.25, 0.5)
+    assert (mine.variant.learning_rate, theirs.variant.learning_rate) == (0.125, of_all.train.learning_rate)
     for method, sde, eta in ((mine, "cps", 0.9), (theirs, "flow", of_all.sampling.eta)):
         noise, sampler = step_noise(sde, method.grid.times, eta)
         assert torch.equal(method.grid.noise, noise)
@@ -302,6 +303,16 @@ def test_clip_range_of_variant_overrides_the_global_one() -> None:
     assert (
         method_of(small_params({**CHUNK_WS, "clip_range": 3e-5}, clip_range=2e-4)).bounds.clip_range == 3e-5
     )
+
+
+def test_learning_rate_of_variant_overrides_the_global_one(train: Train, tmp_path: Any) -> None:
+    run = {"iterations": 1, "updates_per_iteration": 2, **QUIET}
+    own = train(
+        tmp_path / "own", variant={**CHUNK_WS, "learning_rate": 3e-4}, learning_rate=1e-4, **run
+    ).weights
+    of_all = {rate: train(tmp_path / f"{rate}", learning_rate=rate, **run).weights for rate in (1e-4, 3e-4)}
+    assert all(torch.equal(own[name], value) for name, value in of_all[3e-4].items())
+    assert not all(torch.equal(own[name], value) for name, value in of_all[1e-4].items())
 
 
 def test_heldout_images_of_each_prompt_have_their_own_noise(
