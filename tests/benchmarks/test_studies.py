@@ -7,12 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from dvc.utils.serialize import dump_yaml
+from torch import nn
 
-from benchmarks.studies import method_times, semantic_stability, trained_profiles
+from benchmarks.studies import hybrid_splits, method_times, semantic_stability, trained_profiles
 from chunk_grpo.artifacts import read_table, table_from_rows, write_table
 from chunk_grpo.image_files import decode_image
 from chunk_grpo.orchestration.presets import compose, composed
+from chunk_grpo.reporting.comparisons import interval_text, signed
+from chunk_grpo.reporting.statistics import crossed_interval
 from chunk_grpo.training.image_statistics import saturation
 from tests.conftest import ROOT, SCORER, VARIANT, Workspace
 
@@ -57,6 +61,30 @@ def test_a_world_without_a_detector_is_refused(tmp_path: Path, capsys: pytest.Ca
     compose(ROOT, "flux-dev", tmp_path / "params.yaml")
     assert semantic_stability.main([str(tmp_path)]) == 2
     assert "prompts.source: must be shapes" in capsys.readouterr().err
+
+
+def test_a_policy_at_half_strength_has_half_of_the_change() -> None:
+    network = nn.Linear(2, 1)
+    with torch.no_grad():
+        network.weight.copy_(torch.tensor([[3.0, -1.0]]))
+        network.bias.fill_(0.5)
+        base = {"weight": torch.tensor([[1.0, 1.0]]), "bias": torch.tensor([0.5])}
+        with hybrid_splits.scaled(network, base, 0.5):
+            assert network.weight.tolist() == [[2.0, 0.0]]
+        assert network.weight.tolist() == [[3.0, -1.0]]
+
+
+def test_hybrid_inference_is_compared_with_each_strength() -> None:
+    hybrid, half = np.array([[1.0, 2.0, 4.0], [2.0, 2.0, 3.0]]), np.array([[0.0, 1.0, 1.0], [1.0, 2.0, 2.0]])
+    cells = {
+        (3.0, "", 0): {"s": half[:1]},
+        (3.0, "tuned first", 6): {"s": hybrid},
+        (3.0, "tuned at strength", 0.5): {"s": half},
+    }
+    found = crossed_interval(hybrid - half, captions=["a", "b", "c"])
+    (row,) = hybrid_splits.beside_strengths(cells, 6, ["a", "b", "c"])
+    assert row == ["3", "0.5", f"{signed(found.mean)} ({interval_text(found)})"]
+    assert found.mean == pytest.approx(7 / 6)
 
 
 def timed(checkout: Path, iterations: Sequence[int]) -> None:
@@ -130,7 +158,10 @@ def test_each_draws_what_the_stages_draw(finished: Workspace, tmp_path: Path) ->
     """The smoke preset takes 10 steps, of which hybrid inference leaves 4 to the base."""
     found = found_by("hybrid_splits", finished, tmp_path / "a", "--variant", VARIANT, "--shifts", "3", "1")
     cells = {(c["shift"], c["order"], c["first"], c["scorer"]): c for c in found["cells"]}  # type: ignore[attr-defined]
-    assert len({cell[:3] for cell in cells}) == 2 * (5 + 4)
+    assert len({cell[:3] for cell in cells}) == 2 * (5 + 4 + 4)
+    assert (
+        cells[3.0, "tuned at strength", 1.0, SCORER]["mean"] == cells[3.0, "tuned first", 10, SCORER]["mean"]
+    )
     base = mean_of_stages(finished, "base", "base")
     for first, mode in ((10, "tuned"), (6, "hybrid")):
         cell = cells[3.0, "tuned first", first, SCORER]
