@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 
 from chunk_grpo.artifacts import output_dir, read_json, write_text
 from chunk_grpo.artifacts.layout import ARTIFACTS, Layout
-from chunk_grpo.config import Params, load_params
+from chunk_grpo.config import Params, VariantParams, load_params, resolve
 from chunk_grpo.config.models import ModelParams, SamplingParams
 from chunk_grpo.config.training import TrainParams
 from chunk_grpo.errors import ConfigError, DataError
@@ -60,7 +60,7 @@ class _Card:
     """Sizes and rates."""
     sampling: SamplingParams
     """Sampler of the rollouts."""
-    method: str
+    variant: VariantParams
     """Objective, plan and settings of the variant."""
     prompts: str
     """Where the prompts are from, and their number."""
@@ -70,6 +70,8 @@ class _Card:
     """Scores of the policy."""
     settings: Mapping[str, Any]
     """All settings."""
+    steps: int | None = None
+    """Steps of the evaluation images; None: not recorded."""
     commit: str | None = None
     """Commit that trained it; None: not recorded."""
 
@@ -112,7 +114,7 @@ def export(
         model=record.model,
         train=record.train,
         sampling=record.sampling,
-        method=recipe(record.variant),
+        variant=record.variant,
         prompts=f"{record.num_prompts} for training",
         reward=record.reward,
         measured=_Measured(text, ["difference"], rows),
@@ -163,11 +165,12 @@ def export_run(checkout: Path, variant: str, seed: int, kind: Kind, out: Path) -
         model=model,
         train=params.train,
         sampling=params.sampling,
-        method=recipe(params.variants[variant]),
+        variant=params.variants[variant],
         prompts=f"{params.prompts.source}, {params.prompts.train_count} for training",
         reward=mix_text(params.rewards),
         measured=_report(params, checkout, variant),
         settings=params.model_dump(mode="json", exclude={"pools", "trackers", "executors"}),
+        steps=params.generate.num_steps,
         commit=_commit(checkout, variant, seed),
     )
     base = model.model_copy(update={"checkpoint": str(local)}) if local.exists() else model
@@ -227,6 +230,8 @@ def _text(card: _Card, kind: Kind, is_on_hub: bool) -> str:
     return environment.get_template("card.md").render(
         vars(card),
         kind=kind,
+        method=recipe(card.variant),
+        own=resolve(card.variant, card.sampling, card.train),
         is_on_hub=is_on_hub,
         base=card.model.checkpoint if is_on_hub else Path(card.model.checkpoint).name,
         pipeline=family.pipeline_class.__name__,

@@ -111,6 +111,7 @@ def test_the_lines_of_the_card_draw(
     monkeypatch.chdir(tmp_path / "out")
     Path("tiny-flux").symlink_to(ROOT / "assets" / "tiny-flux")
     lines = Path("README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    assert f"num_inference_steps={load_params(run.root / 'params.yaml').generate.num_steps})" in lines
     exec(lines, {})
     assert Path("picture.png").exists()
 
@@ -141,6 +142,14 @@ def test_a_later_edit_of_the_parameters_is_not_in_the_card(run: Workspace, tmp_p
     before, after = ((tmp_path / name / "README.md").read_text() for name in ("before", "after"))
     assert before == after
     assert "learning rate 0.5" not in after
+
+
+def test_a_card_has_the_variants_own_settings(run: Workspace, tmp_path: Path) -> None:
+    own = {"learning_rate": 0.25, "clip_range": 0.125}
+    ran_with(run, lambda raw: raw["variants"][VARIANT].update(own))
+    shutil.rmtree(run.artifacts / "report")
+    assert exported(run, "diffusers", tmp_path / "out") == 0
+    assert "learning rate 0.25, clip range 0.125 |" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_a_policy_and_a_report_of_earlier_settings_are_not_taken_for_the_last_ones(
