@@ -99,7 +99,7 @@ class Learner:
     Attributes:
         selector: The chunks of the variant.
         bounds: Bounds of the next updates; the controller changes them.
-        optimizer: The optimiser, wrapped by accelerate.
+        optimizer: The optimiser.
         average: Averages of the trained weights; None without `ema_decay`.
     """
 
@@ -130,10 +130,8 @@ class Learner:
         self._method, self._settings, self._processes, self._seed = method, settings, processes, seed
         self.selector = ChunkSelector(method)
         self.bounds = method.bounds
-        self.optimizer = processes.prepare_optimizer(
-            make_optimizer(
-                settings.optimizer, self._parameters, method.variant.learning_rate, settings.weight_decay
-            )
+        self.optimizer = make_optimizer(
+            settings.optimizer, self._parameters, method.variant.learning_rate, settings.weight_decay
         )
         decay, warms_up = settings.ema_decay, settings.ema_warmup
         self.average = (

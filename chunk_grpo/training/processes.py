@@ -1,4 +1,4 @@
-"""The processes of a distributed training, through accelerate; usually there is one."""
+"""The processes of a distributed training, which accelerate finds; usually there is one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from itertools import chain
 from typing import Any, TypeVar, cast
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import GradientAccumulationPlugin
-from torch import Tensor, distributed, nn
+from accelerate import PartialState
+from accelerate.utils import parse_flag_from_env
+from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from chunk_grpo.environment import PROCESSES
 from chunk_grpo.errors import ConfigError
@@ -34,7 +35,8 @@ class Processes:
     def __init__(self, *, shards_weights: bool = False, keeps_shards_inside: bool = False) -> None:
         """Join the process group and select this process's GPU.
 
-        Processes and devices come from accelerate's environment. Its settings that affect results are ignored.
+        Processes and devices come from accelerate's environment. A program that uses the library may have an
+        Accelerator of its own, whose settings stay as they are.
 
         Args:
             shards_weights: Whether to shard the weights over the processes. Otherwise each process holds all weights.
@@ -43,18 +45,13 @@ class Processes:
         Raises:
             ConfigError: accelerate does not see all started processes, or is set to FSDP.
         """
-        if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
-            # accelerate silently ignores FSDP on CPUs, so it could not be tested without GPUs.
+        if parse_flag_from_env("ACCELERATE_USE_FSDP"):
             raise ConfigError(
                 "accelerate is set to FSDP: set train.shard_weights to true instead, and run `accelerate config` again "
                 "or unset ACCELERATE_USE_FSDP"
             )
-        self._accelerator = Accelerator(
-            mixed_precision="no",
-            dynamo_backend="no",
-            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
-        )
-        self._replica: nn.Module | None = None
+        self._state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
+        self._replica: DistributedDataParallel | None = None
         self._sharded: FSDPModule | None = None
         if self.count != (started := int(os.environ.get("WORLD_SIZE", "1"))):
             # Otherwise each process would train alone, and all would write the same files.
@@ -70,7 +67,7 @@ class Processes:
             is_hybrid = keeps_shards_inside and self.has_machines
             shape = (self.count // self.local_count, self.local_count) if is_hybrid else (self.count,)
             names = ("machines", "processes")[-len(shape) :]
-            self._mesh = init_device_mesh(self._accelerator.device.type, shape, mesh_dim_names=names)
+            self._mesh = init_device_mesh(self._state.device.type, shape, mesh_dim_names=names)
             if is_hybrid:
                 machines = torch.arange(self.count).view(shape).tolist()
                 groups = [distributed.new_group(each, timeout=_PATIENCE, backend="gloo") for each in machines]
@@ -79,17 +76,17 @@ class Processes:
     @property
     def count(self) -> int:
         """Number of processes."""
-        return int(self._accelerator.num_processes)
+        return int(self._state.num_processes)
 
     @property
     def index(self) -> int:
         """Rank of this process, from 0."""
-        return int(self._accelerator.process_index)
+        return int(self._state.process_index)
 
     @property
     def is_main(self) -> bool:
         """Whether this process writes the files."""
-        return bool(self._accelerator.is_main_process)
+        return bool(self._state.is_main_process)
 
     def shard(self, network: nn.Module, gathered: torch.dtype | None) -> None:
         """Shard the network's weights if `shards_weights` is set. This replaces its parameter objects.
@@ -109,12 +106,9 @@ class Processes:
         """
         if self._mesh is not None or self.count == 1:
             return network
-        self._replica = self._accelerator.prepare(network)
+        device = self._state.device
+        self._replica = DistributedDataParallel(network, [device] if device.type == "cuda" else None)
         return self._replica
-
-    def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> Any:
-        """Return the optimiser wrapped by accelerate."""
-        return self._accelerator.prepare(optimizer)
 
     @contextmanager
     def accumulating(self, last: bool) -> Iterator[None]:
@@ -128,16 +122,12 @@ class Processes:
         """
         if self._sharded is not None:
             self._sharded.set_requires_all_reduce(last)
-        with nullcontext() if last or self._replica is None else self._accelerator.no_sync(self._replica):
+        with nullcontext() if last or self._replica is None else self._replica.no_sync():
             yield
-
-    def backward(self, loss: Tensor) -> None:
-        """Accumulate gradients."""
-        self._accelerator.backward(loss)
 
     def clip_gradient(self, parameters: Sequence[nn.Parameter], max_norm: float) -> float:
         """Clip the gradient to `max_norm`; return its norm before clipping."""
-        norm = self._accelerator.clip_grad_norm_(parameters, max_norm)
+        norm = nn.utils.clip_grad_norm_(parameters, max_norm)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def largest(self, number: int) -> int:

@@ -300,7 +300,7 @@ class Update:
                     loss = loss - (by_kl[rows, steps].to(kl) * kl).sum()
                     divergences += [kl.detach().sum()] if counts else []
                 # The gradient.
-                processes.backward(loss if counts else 0 * loss)
+                (loss if counts else 0 * loss).backward()
             if counts:
                 changes.append(log_prob.detach())
         kl_sum = sum(torch.stack(divergences).tolist()) if divergences else 0.0

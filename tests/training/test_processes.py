@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -385,3 +387,16 @@ def test_fsdp_of_accelerate_is_refused(monkeypatch):
         ConfigError, match=r"accelerate is set to FSDP: set train\.shard_weights to true instead"
     ):
         Processes()
+
+
+def test_a_programs_own_accelerator_keeps_its_settings():
+    """A program that trains with the library may accumulate gradients in a loop of its own."""
+    own = Accelerator(gradient_accumulation_steps=8, mixed_precision="bf16")
+    try:
+        assert Processes().count == 1
+        assert own.gradient_accumulation_steps == 8
+        assert own.mixed_precision == "bf16"
+    finally:
+        own.free_memory()
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
