@@ -222,6 +222,8 @@ def _references(value: Schema) -> list[Schema]:
 
 
 def _type(value: Schema) -> str:
+    if "anyOf" in value:
+        return ", or ".join(_type(choice) for choice in value["anyOf"])
     if "items" in value:
         word = _type(value["items"])
         return f"list of {word}" + ("" if word == "text" else "s")
@@ -231,6 +233,8 @@ def _type(value: Schema) -> str:
 
 
 def _range(value: Schema) -> str:
+    if "anyOf" in value:
+        return ", or ".join(filter(None, map(_range, value["anyOf"])))
     if "items" in value:
         inner = _range(value["items"])
         return f"each {inner}" if inner and "enum" not in value["items"] else inner

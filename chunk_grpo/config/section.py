@@ -9,6 +9,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=40)]
 
 Text = Annotated[str, Field(min_length=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(gt=0, lt=1)]
 ClipRange = Annotated[float, Field(gt=0, lt=1)]
 Mix = Annotated[dict[str, PositiveFloat], AfterValidator(lambda mix: dict(sorted(mix.items())))]
 """Scorer name to weight, sorted: DVC ignores the order of keys, so the order must not change a sum's rounding."""

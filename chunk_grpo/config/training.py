@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from chunk_grpo.config.policies import PolicyFiles
-from chunk_grpo.config.section import BatchSize, ClipRange, Fraction, ImageCount, Section, Seed
+from chunk_grpo.config.section import BatchSize, ClipRange, Fraction, ImageCount, Section, Seed, Share
 
 
 class LoraParams(Section):
@@ -114,8 +114,9 @@ class TrainParams(Section):
     the base model in both cases."""
     lora: LoraParams | None = None
     """Low-rank adapters to train instead of the full weights; null: train all weights."""
-    gradient_checkpointing: bool = False
-    """Whether activations are recomputed in the backward pass instead of stored. Source: ours; DanceGRPO's code:
+    gradient_checkpointing: bool | Share = False
+    """Whether activations are recomputed in the backward pass instead of stored; a number: those of this share of the
+    blocks. `chunk-grpo plan` names the smallest one that fits. Does not affect results. Source: ours; DanceGRPO's code:
     true."""
     offload: tuple[Literal["vae", "scorers"], ...] = ()
     """Parts, each once, that are on the GPU only while images are decoded and scored, and else in the CPU's memory:

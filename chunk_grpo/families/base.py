@@ -106,8 +106,8 @@ class TuningOptions:
     """Above 0; the adapter's output is multiplied by lora_alpha / lora_rank. Unused without a rank."""
     lora_targets: tuple[str, ...]
     """Names of linear layers, or ends of names after a dot, such as to_q. Unused without a rank."""
-    gradient_checkpointing: bool
-    """Whether the backward pass recomputes activations instead of storing them."""
+    gradient_checkpointing: bool | float
+    """Whether the backward pass recomputes activations instead of storing them, or of which share of the blocks."""
     autocast: torch.dtype | None
     """Floating-point type of the passes under torch.autocast. None: the type of the weights. Exception: when all
     weights of a half-precision checkpoint are trained, None means autocast to that type."""

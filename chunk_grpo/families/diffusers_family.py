@@ -27,6 +27,7 @@ from chunk_grpo.families.compiling import compile_blocks, graphs_of_training, tr
 from chunk_grpo.families.grids import linear_shift, scheduler_times
 from chunk_grpo.families.guidance import away_and_towards, without_backward
 from chunk_grpo.families.limits import check_limits
+from chunk_grpo.families.recomputing import recompute
 from chunk_grpo.families.sharding import StoredTensor, full_tensor, is_sharded, sharded_copy
 from chunk_grpo.families.weights.adapter_file import LayerNames
 from chunk_grpo.families.weights.checkpoint import load_pipeline, network_with
@@ -304,7 +305,7 @@ class DiffusersFamily(ABC):
         for module in self.unused_modules():
             module.requires_grad_(False)
         if options.gradient_checkpointing:
-            network.enable_gradient_checkpointing()
+            recompute(network, float(options.gradient_checkpointing))
         if options.compiles:
             compile_blocks(network)
 

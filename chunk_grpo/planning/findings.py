@@ -10,7 +10,7 @@ from chunk_grpo import environment
 from chunk_grpo.config import AdaptivePlan, GuidedPlan
 from chunk_grpo.planning.cost import IterationCost, save_seconds
 from chunk_grpo.planning.machines import Machine
-from chunk_grpo.planning.memory import Phase
+from chunk_grpo.planning.memory import Phase, training_phases
 from chunk_grpo.planning.scorers import scoring
 from chunk_grpo.planning.settings import Settings, shared_starts
 from chunk_grpo.planning.storage import Prompts, checkpoint_bytes, counts_all
@@ -19,6 +19,9 @@ GIB = 2**30
 
 LEAST = 0.05
 """Share of the missing bytes that a setting must save to be named."""
+
+SHARES = (0.25, 0.5, 0.75)
+"""Shares of recomputed blocks that are tried."""
 
 NOTICEABLE = 0.1
 """Share of the time that checkpoints may take without a finding."""
@@ -45,6 +48,7 @@ def findings_of(
     """All findings, the worst first; `stop` is the seconds in which a training stops."""
     found = [
         *_memory(settings, machine, phases),
+        *_recomputing(settings, machine),
         *_stop(machine, stop),
         *_checkpoints(settings, machine, costs),
         *_attention(settings),
@@ -93,7 +97,7 @@ def _savings(settings: Settings, phase: Phase) -> Iterator[tuple[str, float]]:
         yield "a smaller train.rollout_batch_size", passes * (1 - 1 / settings.rollout_batch)
     if phase.name == "update":
         yield "a smaller train.micro_batch_size", passes * (1 - 1 / settings.micro_batch)
-        yield "train.gradient_checkpointing", 0.0 if train.gradient_checkpointing else passes
+        yield "train.gradient_checkpointing: true", passes * (1 - float(train.gradient_checkpointing))
     if phase.name not in ("encode", "generate") and not settings.adapts:
         yield "train.lora", held - settings.element * settings.network.weights / settings.spread
     if (
@@ -114,6 +118,29 @@ def _savings(settings: Settings, phase: Phase) -> Iterator[tuple[str, float]]:
             yield "more GPUs" if settings.shards else "more GPUs with train.shard_weights", held / 2
         fewer = parts["trajectories"] * (1 - 1 / train.prompts_per_iteration)
         yield "fewer images an iteration (train.prompts_per_iteration)", fewer
+
+
+def _recomputing(settings: Settings, machine: Machine) -> Iterator[Finding]:
+    """A smaller share of recomputed blocks that fits too, with a GiB to spare."""
+    used = settings.params.train.gradient_checkpointing
+    total = settings.update_flop
+    for share in (False, *SHARES):
+        if share >= used:
+            return
+        fewer = settings.recomputing(share)
+        if _largest_update(fewer) <= machine.memory_bytes - GIB:
+            saved = 1 - fewer.update_flop / total
+            yield Finding(
+                "costs",
+                f"train.gradient_checkpointing: {str(used).lower()} recomputes more than the memory needs; "
+                f"{str(share).lower()} fits too, and takes {saved:.0%} off an update's operations",
+            )
+            return
+
+
+def _largest_update(settings: Settings) -> float:
+    phases = [phase for name in settings.params.variants for phase in training_phases(settings, name)]
+    return max(phase.bytes for phase in phases if phase.name == "update")
 
 
 def _stop(machine: Machine, stop: float) -> Iterator[Finding]:

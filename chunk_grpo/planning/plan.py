@@ -126,7 +126,7 @@ def make_plan(params: Params, machine: Machine) -> Plan:
             eval_tokens=settings.drawn_tokens,
             train_flop=settings.forward_flop,
             eval_flop=settings.drawn_flop,
-            update_flop=update_flop(settings) / settings.micro_batch,
+            update_flop=settings.update_flop / settings.micro_batch,
         ),
         iterations=costs,
         stages=stages,
@@ -141,18 +141,12 @@ def make_plan(params: Params, machine: Machine) -> Plan:
     )
 
 
-def update_flop(settings: Settings) -> float:
-    """Operations of a micro-batch: forward and backward pass, with recomputation."""
-    one = settings.update
-    return one.forward + one.backward + one.recomputed
-
-
 def stop_time(settings: Settings, machine: Machine) -> float:
     """Seconds from a stop request to a saved checkpoint.
 
     The longest pass, then the checkpoint with the unfinished iteration's trajectories.
     """
-    flop = max(update_flop(settings), settings.rollout.forward)
+    flop = max(settings.update_flop, settings.rollout.forward)
     sweeps = 3 * settings.passes if settings.shards else 0
     gathers = sweeps * settings.element * settings.network.weights / (machine.gbs * GIGA)
     unfinished = max(unfinished_bytes(settings, variant) for variant in settings.params.variants)

@@ -110,7 +110,29 @@ class Settings:
     @property
     def update(self) -> PassSizes:
         """Velocities of `micro_batch` items, and their backward pass."""
-        return pass_sizes(replace(self.traced, images=self.micro_batch), backward=True)
+        share, batch = self.params.train.gradient_checkpointing, replace(self.traced, images=self.micro_batch)
+        if isinstance(share, bool) or batch.tuning is None:
+            return pass_sizes(batch, backward=True)
+        stored, recomputed = (
+            pass_sizes(
+                replace(batch, tuning=replace(batch.tuning, gradient_checkpointing=each)), backward=True
+            )
+            for each in (False, True)
+        )
+        return stored.mixed(recomputed, share, sum(unit.count for unit in self.network.units.values()))
+
+    @property
+    def update_flop(self) -> float:
+        """Operations of a micro-batch: forward and backward pass, with recomputation."""
+        one = self.update
+        return one.forward + one.backward + one.recomputed
+
+    def recomputing(self, share: bool | float) -> Settings:
+        """The same with another `train.gradient_checkpointing`."""
+        train = self.params.train.model_copy(update={"gradient_checkpointing": share})
+        params = self.params.model_copy(update={"train": train})
+        tuning = self.traced.tuning and replace(self.traced.tuning, gradient_checkpointing=share)
+        return replace(self, params=params, traced=replace(self.traced, tuning=tuning))
 
     @property
     def forward_flop(self) -> float:

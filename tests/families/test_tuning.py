@@ -161,19 +161,20 @@ class TestBothKinds:
 
     @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
     def test_gradient_checkpointing_changes_no_gradient(self, load, rank, autocast):
-        found, passes = [], []
-        for checkpointing in (False, True):
+        found, passes, blocks = [], [], 0
+        for checkpointing in (False, 0.5, True):
             family = load()
             family.prepare_training(options(rank, checkpointing=checkpointing, autocast=autocast), seed=0)
             disturb(family)
             calls: list[int] = []
-            family.transformer.transformer_blocks[0].attn.register_forward_hook(
-                lambda *inputs, calls=calls: calls.append(1)
-            )
+            layers = [module for name, module in family.transformer.named_modules() if name.endswith(".attn")]
+            for layer in layers:
+                layer.register_forward_hook(lambda *inputs, calls=calls: calls.append(1))
             found.append(gradients(family))
             passes.append(len(calls))
-        assert same(*found)
-        assert passes == [1, 2]
+            blocks = len(layers)
+        assert same(found[0], found[1]) and same(found[0], found[2])
+        assert passes == [blocks, blocks + blocks // 2, 2 * blocks]
 
     def test_the_trained_state_goes_into_a_new_model(self, load, rank):
         first, second = load(), load()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from chunk_grpo.config.models import BasePrecision
@@ -112,6 +113,30 @@ class PassSizes:
     """Most bytes while a block runs, forward or backward, by kind."""
     scores: int
     """Most elements of a tensor of attention scores, which fused kernels do not make."""
+
+    def mixed(self, other: PassSizes, share: float, blocks: int) -> PassSizes:
+        """Sizes if this share of the blocks is as in the other pass, which recomputes all of them.
+
+        Args:
+            other: The same pass with gradient checkpointing.
+            share: Share of the recomputed blocks.
+            blocks: Number of blocks. While one is recomputed, its activations are stored beside those that are kept.
+        """
+        one = (self.peak - other.peak) / max(1, blocks - 1)
+
+        def between(first: float, second: float) -> float:
+            return first + share * (second - first)
+
+        return replace(
+            self,
+            recomputed=between(self.recomputed, other.recomputed),
+            between=math.ceil(between(self.between, other.between)),
+            outside=math.ceil(between(self.outside, other.outside)),
+            units={
+                kind: math.ceil(between(size, other.units[kind]) + (1 - share) * one)
+                for kind, size in self.units.items()
+            },
+        )
 
     @property
     def peak(self) -> int:
