@@ -33,7 +33,7 @@ from benchmarks.tables import print_table, write_found
 from chunk_grpo.core.log_prob import gaussian_log_prob
 from chunk_grpo.core.rollout import rollout_sde, sample_noise
 from chunk_grpo.core.step_weights import interval_weights, noise_weights
-from chunk_grpo.core.types import Velocity
+from chunk_grpo.core.types import Trajectory, Velocity
 from chunk_grpo.progress import Meter
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.method import StepGrid
@@ -160,13 +160,14 @@ def measure(run: FinishedRun, grid: StepGrid, prompts: int, images: int, continu
 
             noise = generator("attribution", one.ids[0])
             start = sample_noise((images, *base.latent_shape), noise).to(base.device)
-            states = continued(grid, velocity, start, 0, noise)
+            made = rolled(grid, velocity, start, noise)
+            states = made.states
             deviation = score(states[:, -1]).std(ddof=1)
             if deviation > 0:
                 values = expected(velocity, score, states, grid, continuations, noise) / deviation
-                given = credits_of(values, predicted(velocity, score, states, grid) / deviation)
-                made = step_gradients(velocity, weights, states, grid, list(given.values()))
-                gradients.append(sketched(made))
+                given = credits_of(values, predicted(score, made) / deviation)
+                of_steps = step_gradients(velocity, weights, states, grid, list(given.values()))
+                gradients.append(sketched(of_steps))
                 all_values.append(values)
                 all_credits.append(given)
             meter.advance()
@@ -174,13 +175,17 @@ def measure(run: FinishedRun, grid: StepGrid, prompts: int, images: int, continu
     return Measured(np.stack(all_values), together, inner_products(torch.stack(gradients)))
 
 
-def predicted(velocity: Velocity, score: Score, states: Tensor, grid: StepGrid) -> Array:
-    """Rewards [G, N + 1] of the images that one evaluation predicts before each noisy step, and of the images."""
-    found = []
-    for step in range(len(grid.noise)):
-        x, t = states[:, step], float(grid.times[step])
-        found.append(score(x - t * velocity(x, torch.full((len(x),), t).to(x))))
-    return np.stack([*found, score(states[:, -1])], axis=1)
+def rolled(grid: StepGrid, velocity: Velocity, start: Tensor, noise: torch.Generator) -> Trajectory:
+    """Trajectories of G images from x1 [G, L, D], with the images that they predict before each noisy step."""
+    steps = range(grid.num_sde_steps)
+    return rollout_sde(velocity, start, grid.times, grid.noise, noise, sampler=grid.sampler, predict_at=steps)
+
+
+def predicted(score: Score, made: Trajectory) -> Array:
+    """Rewards [G, N + 1] of the images of `rolled` that are predicted, and of the images."""
+    if made.predicted is None:
+        raise ValueError("the trajectories must be those of `rolled`, which keeps predicted images; got none")
+    return np.stack([score(each) for each in (*made.predicted.unbind(dim=1), made.states[:, -1])], axis=1)
 
 
 def credits_of(values: Array, predictions: Array) -> dict[str, Array]:

@@ -50,6 +50,7 @@ def rollout_sde(
     sde_steps: Sequence[int] | None = None,
     sampler: Sampler = SDE,
     keep_means: bool = False,
+    predict_at: Sequence[int] | None = None,
 ) -> Trajectory:
     """Sample trajectories with noise in every step but the last, or in chosen steps.
 
@@ -70,6 +71,8 @@ def rollout_sde(
         sde_steps: Noisy steps, in 0 .. S - 2, in any order; None: all.
         sampler: Sampler of the noisy steps.
         keep_means: Whether to keep the mean of each noisy step too, which takes as much memory as the states.
+        predict_at: Steps in 0 .. S - 2, in any order, at whose beginning the predicted data x - t v is kept; it takes
+            no further evaluation. None: no step.
 
     Returns:
         The trajectories, without gradients.
@@ -82,11 +85,15 @@ def rollout_sde(
     require_coefficients(diffusion_coefs, num_sde_steps)
     noisy = range(num_sde_steps) if sde_steps is None else sde_steps
     require_noisy_steps("sde_steps", noisy, num_sde_steps)
-    states, means, log_probs, stds = [at_least_float32(x1)], [], [], []
+    if predict_at is not None:
+        require_noisy_steps("predict_at", predict_at, num_sde_steps)
+    states, means, log_probs, stds, predicted = [at_least_float32(x1)], [], [], [], []
     for step in range(num_sde_steps):
         x = states[-1]
         t, t_next = float(times[step]), float(times[step + 1])
         velocity_now = velocity(x, _batch_time(t, x))
+        if predict_at is not None and step in predict_at:
+            predicted.append(ode_step(x, velocity_now, t, 0.0))
         noise = sample_noise(x.shape, generators).to(x)
         coef = float(diffusion_coefs[step])
         if step in noisy and coef != 0:
@@ -111,6 +118,7 @@ def rollout_sde(
         transition_stds=torch.stack(stds),
         log_probs=torch.stack(log_probs, dim=1),
         means=torch.stack(means, dim=1) if keep_means else None,
+        predicted=torch.stack(predicted, dim=1) if predicted else None,
     )
 
 

@@ -43,3 +43,6 @@ class Trajectory:
     means: Tensor | None = None
     """Mean of each noisy step's Gaussian, [B, S - 1, L, D]; the next state for steps without noise. None unless
     `keep_means` was set."""
+    predicted: Tensor | None = None
+    """Data that the velocity predicts at the beginning of the steps of `predict_at`, in the order of the steps,
+    [B, K, L, D] for K of them. None unless `predict_at` was set."""

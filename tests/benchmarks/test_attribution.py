@@ -151,9 +151,12 @@ def test_gradients_are_of_weighted_log_probabilities():
 
 def test_predictions_are_of_one_evaluation():
     """x0 = x - t v, here with v = x / 2, and of the images themselves at the end."""
-    states = torch.randn(3, STEPS + 2, 1, 2, dtype=torch.float64)
-    found = attribution.predicted(lambda x, t: x / 2, first, states, GRID)
+    noise = torch.Generator().manual_seed(0)
+    start = torch.randn(3, 1, 2, generator=noise, dtype=torch.float64)
+    made = attribution.rolled(GRID, lambda x, t: x / 2, start, noise)
+    states = made.states
     exact = [states[:, k, 0, 0] * (1 - TIMES[k] / 2) for k in range(STEPS)]
+    found = attribution.predicted(first, made)
     np.testing.assert_allclose(found, torch.stack([*exact, states[:, -1, 0, 0]], dim=1))
 
 

@@ -191,9 +191,38 @@ def test_kept_means_and_noise_reproduce_the_states(sde_steps, sampler):
             assert torch.equal(mean, after)
 
 
+def test_a_straight_velocity_predicts_its_data_at_every_step():
+    data = torch.tensor([1.5, -0.5]).view(2, 1, 1).expand(2, 3, 4)
+    made = rollout_sde(
+        lambda x, t: (x - data) / t.view(-1, 1, 1), NOISE, TIMES, COEFS, one_each(1, 2), predict_at=(4, 0, 2)
+    )
+    torch.testing.assert_close(made.predicted, data.unsqueeze(1).expand(2, 3, 3, 4), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("sampler", [SDE, CPS], ids=["sde", "cps"])
+def test_predictions_take_no_evaluation_and_change_nothing(sampler):
+    seen = []
+
+    def counted(x, t):
+        seen.append(float(t[0]))
+        return velocity(x, t)
+
+    run = rollout_sde(counted, NOISE, TIMES, ETAS, one_each(1, 2), sampler=sampler, predict_at=(1, 3))
+    assert seen == [pytest.approx(float(t)) for t in TIMES[:-1]]
+    plain = rollout_sde(velocity, NOISE, TIMES, ETAS, one_each(1, 2), sampler=sampler)
+    assert (torch.equal(run.states, plain.states), plain.predicted) == (True, None)
+    for number, step in enumerate((1, 3)):
+        x, t = run.states[:, step], TIMES[step].float()
+        assert torch.equal(run.predicted[:, number], x - t * velocity(x, t.expand(2)))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (
+            lambda: rollout_sde(velocity, NOISE, TIMES, COEFS, one_each(1, 2), predict_at=(5,)),
+            r"predict_at must lie within 0 .. 4 \(.*\), got \[5\]",
+        ),
         (lambda: sample_noise((2, 3, 4), one_each(1, 2, 3)), r"one generator per sample \(2\), got 3"),
         (lambda: rollout(NOISE, one_each(1, 2), torch.ones(6)), r"the 5 noisy steps, got shape \(6,\)"),
         (lambda: rollout(NOISE, one_each(1, 2), -COEFS), "diffusion_coef must be at least 0"),
