@@ -29,6 +29,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "replan_every": 2,
         "clip_ranges": [1e-4, 2e-4, 3e-4, 4e-4],
         "kl_coef": 0.01,
+        "learning_rate": 1e-4,
         "ratio_norm": "guard",
         "sde": "cps",
         "eta": 0.9,
@@ -38,6 +39,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     },
     "window": {**WINDOWED, "step_weights": "noise", "clip_range": 1e-5, "sde": "dance"},
     "controlled": {**CHUNK, "controlled": True},
+    "gains": {**CHUNK, "credit": "chunk-gains"},
     "forward": {**STEP, "likelihood": "nft", "nft_beta": 0.1, "forward_noise": "group"},
     "slow": {**STEP, "likelihood": "nft", "sample_from": "average"},
     "branches": {**BRANCHED, "step_weights": "noise", "ratio_norm": "guard", "trust_region": "divergence"},
@@ -83,6 +85,7 @@ def test_variant_defaults_are_chunk_grpo() -> None:
         "sample_from": "latest",
         "controlled": False,
         "advantage_std": "group",
+        "credit": "image",
         "combine": "rewards",
     }
 
@@ -125,6 +128,7 @@ def test_variant_defaults_are_chunk_grpo() -> None:
         ("branching", {**BRANCHING, "points": 0}, ".points: must be > 0, got 0"),
         ("branching", {**BRANCHING, "children": 1}, ".children: must be >= 2, got 1"),
         ("advantage_std", "batch", ": must be one of 'group' or 'global', got 'batch'"),
+        ("credit", "gains", ": must be one of 'image' or 'chunk-gains', got 'gains'"),
         ("combine", "sum", ": must be one of 'rewards', 'advantages' or 'gdpo', got 'sum'"),
         ("chunk_rewards", [], ": must not be empty"),
         ("chunk_rewards", ["shapes-vivid"], "[0]: must be a mapping of names, got 'shapes-vivid'"),
@@ -161,6 +165,7 @@ ALL_NOISY = "needs noise in all steps; with a window or branching most steps hav
 SINGLE = "needs objective: step and a plan of kind: step, got"
 NONE = "int(chunks * fraction) must be >= 1, got int"
 ONE_VIVID = [{"shapes-vivid": 1.0}]
+GAINS = {**CHUNK, "credit": "chunk-gains"}
 
 
 @pytest.mark.parametrize(
@@ -202,6 +207,15 @@ ONE_VIVID = [{"shapes-vivid": 1.0}]
          "chunk_rewards[0].shapes-exact: must be a name in rewards, got 'shapes-exact'"),
         ({**CHUNK, "chunk_rewards": [*ONE_VIVID * 3, {}]}, "chunk_rewards[3]: must name at least one reward"),
         ({**CHUNK, "chunk_rewards": ONE_VIVID * 4, "combine": "advantages"}, "combine: needs several rewards, and"),
+        # Gains of chunks.
+        ({**GAINS, "plan": "adaptive"}, "credit: needs a plan for all trajectories; 'adaptive' is adaptive, got"),
+        ({**GAINS, **WINDOWED}, f"credit: {ALL_NOISY}, got 'chunk-gains'"),
+        ({**GAINS, **BRANCHED}, f"credit: {ALL_NOISY}, got 'chunk-gains'"),
+        ({**GAINS, "objective": "step"}, "credit: needs objective: chunk, which has one ratio per chunk of the plan"),
+        ({**GAINS, "combine": "gdpo"}, "combine: must be 'rewards' with credit: chunk-gains, got 'gdpo'"),
+        ({**GAINS, "chunk_rewards": ONE_VIVID * 4}, "chunk_rewards: must be null with credit: chunk-gains, got"),
+        ({**GAINS, "plan": "guided", "replan_every": 5}, "replan_every: must be null with credit: chunk-gains, got 5"),
+        ({**GAINS, "likelihood": "nft"}, "likelihood: must be 'transition' with credit: chunk-gains, got 'nft'"),
         # Images noised again.
         ({**STEP, "nft_beta": 0.5}, "nft_beta: needs likelihood: nft, got 0.5"),
         ({**STEP, "likelihood": "matching", "nft_beta": 0.5}, "nft_beta: needs likelihood: nft, got 0.5"),

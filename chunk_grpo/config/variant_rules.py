@@ -66,9 +66,9 @@ def fixed_plans_where_needed(
         elif variant.window or variant.branching:
             reason = "noise in all steps; with a window or branching most steps have none"
         count = plan.chunk_count(sampling.num_sde_steps)
-        for key in ("selection", "train_chunks", "clip_ranges", "chunk_rewards"):
+        for key in ("selection", "train_chunks", "clip_ranges", "chunk_rewards", "credit"):
             value = getattr(variant, key)
-            if value is None or value == "uniform":
+            if value in (None, "uniform", "image"):
                 continue
             if reason:
                 yield _problem(name, key, f"needs {reason}", value)
@@ -80,17 +80,28 @@ def fixed_plans_where_needed(
 
 
 def per_chunk_settings_fit_the_objective(variants: Variants, chunks: ChunksParams) -> Iterator[Problem]:
-    """clip_range excludes clip_ranges; per-chunk clip ranges and rewards need one ratio per chunk."""
+    """clip_range excludes clip_ranges; per-chunk clip ranges, rewards and gains need one ratio per chunk."""
     for name, variant, plan in _planned(variants, chunks):
         if variant.clip_ranges is not None and variant.clip_range is not None:
             yield _problem(
                 name, "clip_ranges", "replaces clip_range; set only one of the two", variant.clip_ranges
             )
-        for key in ("clip_ranges", "chunk_rewards"):
+        for key in ("clip_ranges", "chunk_rewards", "credit"):
             value = getattr(variant, key)
-            if value is not None and variant.objective == "step" and not isinstance(plan, StepPlan):
+            if value in (None, "image"):
+                continue
+            if variant.objective == "step" and not isinstance(plan, StepPlan):
                 rule = "needs objective: chunk, which has one ratio per chunk of the plan"
                 yield _problem(name, key, rule, value)
+
+
+def gains_fit_the_rest(variants: Variants) -> Iterator[Problem]:
+    """Gains are of one reward, of chunks that are known before the rollout, and of the states that are trained."""
+    needed = {"combine": "rewards", "chunk_rewards": None, "replan_every": None, "likelihood": "transition"}
+    for name, variant in variants.items():
+        for key, value in needed.items() if variant.credit == "chunk-gains" else ():
+            if (got := getattr(variant, key)) != value:
+                yield _problem(name, key, f"must be {show(value)} with credit: chunk-gains", got)
 
 
 def exponents_have_weights(variants: Variants) -> Iterator[Problem]:

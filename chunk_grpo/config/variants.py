@@ -12,6 +12,7 @@ from chunk_grpo.config.section import ClipRange, Eta, Fraction, Mix, Section
 from chunk_grpo.core.choices import (
     AdvantageStd,
     Combine,
+    Credit,
     Likelihood,
     Objective,
     RatioNorm,
@@ -109,6 +110,11 @@ class VariantParams(Section):
     advantage_std: AdvantageStd = "group"
     """Scope of the standard deviation that divides the advantage. `group`: Eq. (4); `global`: all rewards of the
     iteration, as in Flow-GRPO's first release. Source: Flow-GRPO."""
+    credit: Credit = "image"
+    """What a chunk's advantage is made of. `image`: the reward of the image, the same for all chunks; `chunk-gains`:
+    the reward of the image that is predicted at the end of the chunk minus that at its beginning, over the deviation
+    of `advantage_std`; an image is then decoded and scored once more for each chunk. Source: ours, after DenseGRPO and
+    Stepwise-Flow-GRPO."""
     combine: Combine = "rewards"
     """Combination of several rewards. `rewards`: their weighted sum; `advantages`: the weighted sum of their
     standardised advantages; `gdpo`: that sum standardised again over the iteration. Source: GDPO."""

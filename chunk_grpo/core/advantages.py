@@ -51,11 +51,50 @@ def group_advantages(rewards: Tensor, clip: float = 5.0, scale: Scale = SCALES["
     Raises:
         ValueError: A group smaller than 2, a reward that is not finite, or a clip out of range.
     """
+    return _standardised(rewards, rewards, clip, scale)
+
+
+def gain_advantages(values: Tensor, clip: float = 5.0, scale: Scale = SCALES["group"]) -> Tensor:
+    """Advantages of the chunks of each image, from the rewards of the images that are predicted at their boundaries.
+
+    Ours, after the gains of steps of DenseGRPO (arXiv 2601.20218) and Stepwise-Flow-GRPO (arXiv 2603.28718). R_ik is
+    the reward of the image that is predicted at the beginning of chunk k of image i, R_iK that of the image itself:
+
+        g_ik = R_i,k+1 - R_ik
+        A_ik = (g_ik - mean over i of g_ik) / (std of R_iK + eps)
+
+    The deviation is that of the images' rewards, as in Eq. (4), not of each chunk's own gains. So the gains keep their
+    relative sizes: a chunk that decides nothing has advantages near 0, and no amplified noise. Before the clip the sum
+    over k is the image's advantage of Eq. (4), less (R_i0 - mean of R_i0) / (std + eps), the part of the first noise.
+    If R_ik is the expected reward at that state, the first update's gradient has the expectation that it has with the
+    image's advantage, for a given deviation.
+
+    Args:
+        values: Finite rewards [P, G, K + 1]: of the K predicted images, and last of the images. G at least 2; for
+            "global", all of an iteration.
+        clip: Bound on the absolute advantage, positive.
+        scale: One of `SCALES`, of the images' rewards.
+
+    Returns:
+        [P, G, K] in float32 or wider, within [-clip, clip]; 0 in a group whose images have equal rewards.
+
+    Raises:
+        ValueError: Another shape, a reward that is not finite, or as in `group_advantages`.
+    """
+    if values.ndim != 3 or values.shape[2] < 2 or not bool(torch.isfinite(values).all()):
+        raise ValueError(f"values must be finite with shape [P, G, K + 1], K >= 1, got {values.tolist()}")
+    gains = at_least_float32(values).diff(dim=2)
+    rewards = values[:, :, -1]
+    return torch.stack([_standardised(gain, rewards, clip, scale) for gain in gains.unbind(dim=2)], dim=2)
+
+
+def _standardised(values: Tensor, rewards: Tensor, clip: float, scale: Scale) -> Tensor:
+    """Values [P, G] less their group's mean, in units of the rewards' [P, G] deviation; 0 in degenerate groups."""
     degenerate = degenerate_groups(rewards)
     if not clip > 0:
         raise ValueError(f"clip must be positive, got {clip}")
-    r = at_least_float32(rewards)
-    advantages = (r - r.mean(dim=1, keepdim=True)) / (scale.std(r) + scale.eps)
+    v, r = at_least_float32(values), at_least_float32(rewards)
+    advantages = (v - v.mean(dim=1, keepdim=True)) / (scale.std(r) + scale.eps)
     return advantages.masked_fill(degenerate.unsqueeze(1), 0.0).clamp(-clip, clip)
 
 

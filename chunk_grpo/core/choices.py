@@ -159,6 +159,19 @@ ADVANTAGE_STDS: Mapping[AdvantageStd, Choice] = _table(
 )
 """Standard deviation that divides the rewards; implemented in core/advantages.py."""
 
+Credit: TypeAlias = Literal["image", "chunk-gains"]
+CREDITS: Mapping[Credit, Choice] = _table(
+    Credit,
+    {
+        "image": Choice("advantage of the image in all chunks", "Eq. (4), (13)"),
+        "chunk-gains": Choice(
+            "advantages by the gain of each chunk",
+            "ours; gains of steps: DenseGRPO, arXiv 2601.20218; Stepwise-Flow-GRPO, arXiv 2603.28718",
+        ),
+    },
+)
+"""What a chunk's advantage is made of; implemented in training/advantages.py."""
+
 Combine: TypeAlias = Literal["rewards", "advantages", "gdpo"]
 COMBINATIONS: Mapping[Combine, Choice] = _table(
     Combine,

@@ -57,6 +57,8 @@ class IterationCounts:
     """One held-out evaluation."""
     latents: int
     """Latents of an image that the trajectories hold: states, final latents, and means if they are needed."""
+    predicted: int
+    """Images that the rollouts predict before the last step, whose latents are kept until they are scored."""
     chunk_sizes: tuple[int, ...]
     """Steps of the chunks that may be drawn; of a flat profile, where the plan follows from one."""
 
@@ -133,17 +135,18 @@ def _counted(
         count = counters.counts[purpose]
         return Count(count.states / number, count.passes / number, count.images / number)
 
-    trajectories = counters.results["rollout"].trajectories
+    trajectories, rollout = counters.results["rollout"].trajectories, mean("rollout")
     latents = (trajectories.states, trajectories.finals, trajectories.means)
     allowed = range(plan.num_chunks) if own.train_chunks is None else own.train_chunks
     return IterationCounts(
-        rollout=mean("rollout"),
+        rollout=rollout,
         old_log_probs=mean("old"),
         ratio=mean("ratio"),
         update=mean("update"),
         reference=mean("reference"),
         heldout=mean("heldout", 4),  # before the first iteration and after the last
         latents=sum(each.numel() for each in latents if each is not None),
+        predicted=round(rollout.images) - len(trajectories.finals),
         chunk_sizes=tuple(plan.sizes[number] for number in allowed),
     )
 

@@ -273,7 +273,7 @@ def _unknown(settings: Settings, costs: Sequence[IterationCost]) -> Iterator[Fin
                 "note", f"{cost.variant}: its chunks follow from a profile and count as {alike} here"
             )
         elif own.selection != "uniform" and sizes[0] < sizes[-1]:
-            items = cost.counts.update.states / cost.counts.rollout.images
+            items = cost.counts.update.states / (cost.counts.rollout.images - cost.counts.predicted)
             yield Finding(
                 "note",
                 f"{cost.variant}: chunks are drawn by weight; {items:g} items an image are the mean of equal weights, "

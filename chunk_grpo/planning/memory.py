@@ -37,6 +37,7 @@ def training_phases(settings: Settings, variant: str) -> list[Phase]:
     batch = {"trajectories": trajectory_bytes(settings, variant)}
     sampled, around = rollout_bytes(settings)
     rollout = {
+        "predicted images": predicted_bytes(settings, variant),
         "activations": sampled,
         "gathered blocks": around,
         "decoding": float(settings.decoded.bytes),
@@ -210,6 +211,11 @@ def _loading(settings: Settings, variant: str) -> dict[str, float]:
 def trajectory_bytes(settings: Settings, variant: str) -> float:
     """Trajectories of one process's images, float32."""
     return float(settings.counts(variant).latents * settings.latent_bytes)
+
+
+def predicted_bytes(settings: Settings, variant: str) -> float:
+    """Latents of the images that the rollouts of one process predict for the gains of chunks, float32."""
+    return float(settings.counts(variant).predicted * settings.latent_bytes)
 
 
 def _used(parts: dict[str, float]) -> dict[str, float]:

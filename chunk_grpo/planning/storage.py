@@ -9,7 +9,7 @@ from pathlib import Path
 from chunk_grpo.config import Params
 from chunk_grpo.config.prompts import CocoPrompts, FilePrompts
 from chunk_grpo.planning.images import evaluated_sets
-from chunk_grpo.planning.memory import offloaded_bytes, trajectory_bytes
+from chunk_grpo.planning.memory import offloaded_bytes, predicted_bytes, trajectory_bytes
 from chunk_grpo.planning.scorers import scoring
 from chunk_grpo.planning.settings import Settings
 from chunk_grpo.training.schedule import scheduled_prompts
@@ -124,8 +124,8 @@ def checkpoint_bytes(settings: Settings) -> float:
 
 
 def unfinished_bytes(settings: Settings, variant: str) -> float:
-    """What a stop within an iteration adds: the trajectories of all processes."""
-    return settings.processes * trajectory_bytes(settings, variant)
+    """What a stop within an iteration adds: the trajectories of all processes, and predicted images to be scored."""
+    return settings.processes * (trajectory_bytes(settings, variant) + predicted_bytes(settings, variant))
 
 
 def policy_bytes(settings: Settings) -> float:

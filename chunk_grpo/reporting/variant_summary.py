@@ -10,6 +10,7 @@ from chunk_grpo.config.policies import AnyPolicy, ComparedImages
 from chunk_grpo.core.choices import (
     ADVANTAGE_STDS,
     COMBINATIONS,
+    CREDITS,
     LIKELIHOODS,
     OBJECTIVES,
     RATIO_NORMS,
@@ -28,6 +29,7 @@ _CHOICES: Mapping[str, Mapping[Any, Choice]] = {
     "trust_region": TRUST_REGIONS,
     "likelihood": LIKELIHOODS,
     "advantage_std": ADVANTAGE_STDS,
+    "credit": CREDITS,
     "combine": COMBINATIONS,
 }
 

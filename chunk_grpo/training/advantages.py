@@ -9,8 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chunk_grpo.core.advantages import SCALES, gdpo_advantages, group_advantages, weighted_advantages
-from chunk_grpo.core.choices import COMBINATIONS, Combine, implemented
+from chunk_grpo.core.advantages import (
+    SCALES,
+    gain_advantages,
+    gdpo_advantages,
+    group_advantages,
+    weighted_advantages,
+)
+from chunk_grpo.core.choices import COMBINATIONS, CREDITS, Combine, Credit, implemented
 from chunk_grpo.scorers.reward import weighted_sum
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.processes import Processes
@@ -39,14 +45,32 @@ def advantages_of(experience: Experience, weights: Mapping[str, float], method: 
         method: Settings of standardisation and combination.
 
     Returns:
-        float64 [B], or [B, K] with `method.variant.chunk_rewards`; absolute values are at most `method.advantage_clip`.
+        float64 [B], or [B, K] with rewards or gains by chunk; absolute values are at most `method.advantage_clip`.
     """
+    return CREDITED[method.variant.credit](experience, weights, method)
+
+
+def _of_images(experience: Experience, weights: Mapping[str, float], method: Method) -> Tensor:
+    """Advantages [B] by the images' rewards, or [B, K] with rewards by chunk."""
     combined = COMBINED[method.variant.combine]
     if method.variant.chunk_rewards is None:
         return combined(experience, weights, method).flatten()
     return torch.stack(
         [combined(experience, mix, method).flatten() for mix in method.variant.chunk_rewards], dim=1
     )
+
+
+def _of_gains(experience: Experience, weights: Mapping[str, float], method: Method) -> Tensor:
+    """Advantages [B, K] by the chunks' gains in the weighted sum."""
+    predicted = torch.from_numpy(weighted_sum(experience.predicted, weights))  # [B, K]
+    values = predicted.view(-1, experience.group_size, predicted.shape[1])  # [Q, G, K]
+    values = torch.cat([values, rewards_of(experience, weights).unsqueeze(2)], dim=2)
+    return gain_advantages(values, method.advantage_clip, SCALES[method.variant.advantage_std]).flatten(0, 1)
+
+
+CREDITED: Mapping[Credit, Callable[[Experience, Mapping[str, float], Method], Tensor]] = implemented(
+    CREDITS, "training/advantages.py", {"image": _of_images, "chunk-gains": _of_gains}
+)
 
 
 def _of_weighted_sum(experience: Experience, weights: Mapping[str, float], method: Method) -> Tensor:
@@ -93,7 +117,8 @@ def of_all_processes(
     """
     own = torch.tensor([start * images + image for start in starts for image in range(images)])
     where = np.argsort(torch.cat(processes.gather([own])).numpy())
-    scores = {
-        name: np.concatenate(processes.gather([values]))[where] for name, values in experience.scores.items()
-    }
-    return replace(experience, scores=scores), own
+    everywhere = [
+        {name: np.concatenate(processes.gather([values]))[where] for name, values in own_scores.items()}
+        for own_scores in (experience.scores, experience.predicted)
+    ]
+    return replace(experience, scores=everywhere[0], predicted=everywhere[1]), own

@@ -68,6 +68,11 @@ class Method:
     """Number of chunks of a guided plan; None: another kind of plan."""
 
     @property
+    def predicted_steps(self) -> tuple[int, ...] | None:
+        """Steps before which rollouts predict the image, the first of each chunk; None: the credit needs none."""
+        return self.plan.first_steps if self.variant.credit == "chunk-gains" else None
+
+    @property
     def bounds(self) -> Bounds:
         """Bounds of an update, before a controller changes them."""
         limits = self.variant.limits

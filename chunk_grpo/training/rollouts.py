@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import count
 from typing import Any
 
@@ -51,17 +51,22 @@ class SampledTrajectories:
     """Means of the noisy steps [B, Z or Z - 1, L, D]; None if the ratio is not normalised."""
     finals: Tensor
     """Final latents of the images [B, L, D]."""
+    predicted: Tensor | None = None
+    """Final latents [B, K, L, D] that are predicted at the beginning of the chunks, until they are scored; None if the
+    advantages do not need them."""
 
     def rows(self, where: slice) -> SampledTrajectories:
         """The trajectories at these rows."""
-        return SampledTrajectories(
-            states=self.states[where],
-            first_step=self.first_step[where],
-            noisy=self.noisy[where],
-            log_probs=self.log_probs[where],
-            means=None if self.means is None else self.means[where],
-            finals=self.finals[where],
-        )
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        parts: dict[str, Any] = {
+            name: None if value is None else value[where] for name, value in found.items()
+        }
+        return SampledTrajectories(**parts)
+
+    def judged(self) -> tuple[Tensor, ...]:
+        """Final latents [B, L, D] to score: the K predicted ones, if any, and last those of the images."""
+        predicted = () if self.predicted is None else self.predicted.unbind(dim=1)
+        return (*predicted, self.finals)
 
     def state(self) -> dict[str, Tensor | None]:
         """The fields by name, on the CPU, for a checkpoint."""
@@ -71,7 +76,7 @@ class SampledTrajectories:
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor | None], device: torch.device) -> SampledTrajectories:
         """Restore the result of `state`, with latents on the device."""
-        latents = {name: state[name] for name in ("states", "means", "finals")}
+        latents = {name: state[name] for name in ("states", "means", "finals", "predicted")}
         moved = {name: value if value is None else value.to(device) for name, value in latents.items()}
         restored: dict[str, Any] = {**state, **moved}
         return cls(**restored)
@@ -96,6 +101,9 @@ class Experience:
     """Values [B] of each scorer."""
     seconds: dict[str, float]
     """Seconds by phase."""
+    predicted: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    """Values [B, K] of each scorer for the images predicted at the beginning of the chunks; empty if the advantages do
+    not need them, or have been computed."""
 
 
 @dataclass(frozen=True)
@@ -156,21 +164,22 @@ def collect_experience(
             span = range(judge.count, judge.count + len(trajectories.finals))
             part = rows.rows(span)
             require_finite(trajectories.finals, part, "rollout", DIVERGED)
-            judge.submit(trajectories.finals, part)
+            judge.submit(trajectories.judged(), part)
         end_of_sampling = time.perf_counter()
-        scores = judge.scores()
+        scores = judge.scores()  # [B, V]
     trajectories = _joined(batches)
     batches.clear()
     return Experience(
         prompts=rows,
         trajectories=trajectories,
         group_size=branching.children if branching else settings.group_size,
-        scores=scores,
+        scores={name: values[:, -1] for name, values in scores.items()},
         seconds={
             "rollout": end_of_sampling - start,
             "reward": judge.seconds,
             "waiting_for_reward": time.perf_counter() - end_of_sampling,
         },
+        predicted={name: values[:, :-1] for name, values in scores.items() if values.shape[1] > 1},
     )
 
 
@@ -227,6 +236,7 @@ class _Sampling:
                 sde_steps=noisy,
                 sampler=grid.sampler,
                 keep_means=self._keep_means,
+                predict_at=self._method.predicted_steps,
             )
             yield SampledTrajectories(
                 states=made.states,
@@ -235,6 +245,7 @@ class _Sampling:
                 log_probs=made.log_probs.cpu(),
                 means=made.means,
                 finals=made.states[:, -1],
+                predicted=made.predicted,
             )
 
     def branches(self, branching: BranchingParams, done: int) -> Iterator[SampledTrajectories]:
@@ -350,6 +361,7 @@ def _branches_as_rows(made: Branches, num_sde_steps: int, keep_means: bool) -> S
 
 
 def _joined(batches: Sequence[SampledTrajectories]) -> SampledTrajectories:
+    """All batches as one, without the predicted images, which are scored."""
     means = [batch.means for batch in batches if batch.means is not None]
     return SampledTrajectories(
         states=torch.cat([batch.states for batch in batches]),

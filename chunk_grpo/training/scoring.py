@@ -7,7 +7,7 @@ collective, and the training can save what it has sampled.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
@@ -98,7 +98,7 @@ class Judge:
     `reward_in_background` the caller can sample the next batch meanwhile; otherwise `submit` waits for the scores.
 
     Attributes:
-        count: Number of images so far.
+        count: Number of rows so far.
         seconds: Time that decoding and scoring took.
     """
 
@@ -126,20 +126,20 @@ class Judge:
             answer.cancel()
         self._thread.end(seconds_to_end(error))
 
-    def submit(self, latents: Tensor, rows: PromptSet) -> None:
+    def submit(self, latents: Sequence[Tensor], rows: PromptSet) -> None:
         """Submit the next batch. Errors are raised by `scores`: they may be of this process alone.
 
         Args:
-            latents: Final latents [B, L, D].
-            rows: Prompt of each image, B rows.
+            latents: Final latents of V images of each row, V times [B, L, D]; each B images are scored together.
+            rows: Prompt of each row, B rows.
         """
-        self.count += len(latents)
+        self.count += len(rows)
         self._answers.append(self._thread.submit(self._score, latents, rows))
         if not self._is_ahead:
             self._waits.pause(self._answers[-1])
 
     def scores(self) -> dict[str, NDArray[np.float64]]:
-        """Values [B] of each scorer over all batches, in order.
+        """Values [B, V] of each scorer over all batches, in order.
 
         Raises:
             UnscoredError: A scorer was away for too long, in this process or another.
@@ -152,17 +152,20 @@ class Judge:
         batches = [waited(answer, self._waits.check) for answer in self._answers]
         return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
-    def _score(self, latents: Tensor, rows: PromptSet) -> dict[str, NDArray[np.float64]]:
+    def _score(self, latents: Sequence[Tensor], rows: PromptSet) -> dict[str, NDArray[np.float64]]:
         if self._failure is not None:  # the scorer was waited for long enough
             raise self._failure
         start = time.perf_counter()
         try:
-            scores = score_latents(self._family, latents, rows, self._reward, self._decoded_together)
+            each = [
+                score_latents(self._family, one, rows, self._reward, self._decoded_together)
+                for one in latents
+            ]
         except BaseException as error:
             self._failure = error
             raise
         self.seconds += time.perf_counter() - start
-        return scores
+        return {name: np.stack([scores[name] for scores in each], axis=1) for name in each[0]}  # [B, V]
 
 
 def score_latents(

@@ -7,6 +7,7 @@ import torch
 from chunk_grpo.core.advantages import (
     SCALES,
     degenerate_groups,
+    gain_advantages,
     gdpo_advantages,
     group_advantages,
     weighted_advantages,
@@ -118,3 +119,55 @@ def test_weights_are_not_normalised_and_each_reward_is_clipped_before_the_sum():
 def test_bad_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+BOUNDARIES = double(
+    # first noise, after chunk 0, image: of two groups of two
+    [[0, 1, 4], [2, 2, 2]],
+    [[1, 1, 6], [1, 5, 2]],
+)
+
+
+@pytest.mark.parametrize(
+    ("scale", "stds"), [(GROUP, (math.sqrt(2), math.sqrt(8))), (GLOBAL, (math.sqrt(2.75),) * 2)]
+)
+def test_gains_of_chunks_by_hand(scale, stds):
+    """Gains 1 and 3, 0 and 0 of the first group, 0 and 5, 4 and -3 of the second; images 4, 2, 6, 2 of mean 3.5."""
+    found = gain_advantages(BOUNDARIES, 10.0, replace(scale, eps=0.0))
+    first, second = stds
+    wanted = [
+        [[0.5 / first, 1.5 / first], [-0.5 / first, -1.5 / first]],
+        [[-2 / second, 4 / second], [2 / second, -4 / second]],
+    ]
+    torch.testing.assert_close(found, double(*wanted), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [GROUP, GLOBAL])
+def test_gains_sum_to_the_images_advantage_less_that_of_the_first_noise(scale):
+    values = torch.randn(3, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    first = values[:, :, 0] - values[:, :, 0].mean(dim=1, keepdim=True)
+    rewards = values[:, :, -1]
+    wanted = group_advantages(rewards, 99.0, scale) - first / (scale.std(rewards) + scale.eps)
+    torch.testing.assert_close(gain_advantages(values, 99.0, scale).sum(dim=2), wanted, rtol=0, atol=1e-12)
+    one_chunk = torch.stack([torch.zeros_like(rewards), rewards], dim=2)
+    assert torch.equal(
+        gain_advantages(one_chunk, 5.0, scale).squeeze(2), group_advantages(rewards, 5.0, scale)
+    )
+
+
+def test_gains_are_clipped_one_by_one_and_0_where_the_images_are_equal():
+    assert gain_advantages(BOUNDARIES, clip=0.5)[0].tolist() == [
+        [pytest.approx(0.5 / math.sqrt(2)), 0.5],
+        [pytest.approx(-0.5 / math.sqrt(2)), -0.5],
+    ]
+    alike = double([[0, 1, 4], [2, 3, 4]], [[0, 1, 4], [2, 3, 5]])
+    for scale in (GROUP, GLOBAL):
+        found = gain_advantages(alike, scale=scale)
+        assert found[0].tolist() == [[0.0, 0.0]] * 2
+        assert found[1, 0, 1] > 0
+
+
+@pytest.mark.parametrize("values", [torch.zeros(2, 3), torch.zeros(2, 3, 1), BOUNDARIES / 0])
+def test_gains_of_other_values_are_refused(values):
+    with pytest.raises(ValueError, match=r"values must be finite with shape \[P, G, K \+ 1\]"):
+        gain_advantages(values)

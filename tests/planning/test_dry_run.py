@@ -73,6 +73,18 @@ def test_branches() -> None:
     assert found.latents == 16 * 12 * 2 * (2 + 1)
 
 
+def test_gains_decode_and_score_an_image_more_for_each_chunk() -> None:
+    """24 images a GPU, four chunks; no state is evaluated more often, and the trajectories stay as they are."""
+    plain, gained = (
+        of(FLUX, "chunk"),
+        of(with_variant(FLUX, objective="chunk", plan="listed", credit="chunk-gains")),
+    )
+    assert (plain.rollout.images, plain.predicted) == (24, 0)
+    assert (gained.rollout.images, gained.predicted) == (24 * (4 + 1), 24 * 4)
+    assert seen(gained.rollout) == seen(plain.rollout)
+    assert (gained.update, gained.latents) == (plain.update, plain.latents)
+
+
 def test_a_window_trains_its_steps_only() -> None:
     window = {"num_steps": 4, "stride": 1, "every": 25}
     params = with_variant(FLUX, objective="step", plan="step", fraction=0.5, window=window)

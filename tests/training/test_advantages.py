@@ -61,6 +61,39 @@ def test_each_chunk_may_have_rewards_of_its_own():
     assert made[:, 1].tolist() == pytest.approx(np.concatenate([standard(row) for row in both]))
 
 
+def gains(**changes: Any) -> torch.Tensor:
+    """Advantages by gains of the same images: scores of those predicted at the beginning of two chunks are known."""
+    at_start, between = np.array([0.0, 0.0, 0.0, 1.0, 2.0, 3.0]), np.array([1.0, 0.0, 0.0, 5.0, 5.0, 5.0])
+    predicted = {
+        "shapes-graded": np.stack([at_start, between], axis=1),
+        "shapes-vivid": np.stack([between, at_start], axis=1),
+    }
+    scores = {"shapes-graded": GRADED, "shapes-vivid": VIVID}
+    made = Experience(None, None, 3, scores, {}, predicted)
+    return advantages_of(
+        made, WEIGHTS, method_of(small_params({**CHUNK_WS, "credit": "chunk-gains", **changes}))
+    )
+
+
+def test_gains_are_of_the_weighted_sum_from_boundary_to_boundary():
+    """R = graded + 0.6 vivid at the first noise, at the boundary and of the image; both chunks in the images' unit."""
+    boundaries = np.stack(
+        [
+            [0.6, 0.0, 0.0, 4.0, 5.0, 6.0],
+            [1.0, 0.0, 0.0, 5.6, 6.2, 6.8],
+            GRADED + 0.6 * VIVID,
+        ],
+        axis=1,
+    ).reshape(2, 3, 3)
+    gained = np.diff(boundaries, axis=2)
+    centred = gained - gained.mean(axis=1, keepdims=True)
+    rewards = boundaries[:, :, 2]
+    by_group = centred / rewards.std(axis=1, ddof=1)[:, None, None]
+    assert gains().numpy() == pytest.approx(by_group.reshape(6, 2))
+    wanted = centred / (rewards.std() + 1e-4)
+    assert gains(advantage_std="global").numpy() == pytest.approx(wanted.reshape(6, 2))
+
+
 def test_equal_rewards_give_zero_advantage():
     scores = {"shapes-graded": np.ones(3), "shapes-vivid": np.full(3, 0.3)}
     made = Experience(None, None, 3, scores, {})

@@ -8,6 +8,8 @@ import torch
 
 from chunk_grpo.errors import TransientError
 from chunk_grpo.families.models.flux import FluxFamily
+from chunk_grpo.image_files import as_pictures
+from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.training.rollouts import Experience, Iteration, collect_experience
 from chunk_grpo.training.run import TrainingData
 from chunk_grpo.training.schedule import starts_per_prompt
@@ -31,6 +33,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "control": {"objective": "step", "plan": "listed", "step_weights": "chunk-size"},
     "clip-ranges": {**CHUNK, "clip_ranges": (5e-5, 2e-4)},
     "chunk-rewards": {**CHUNK, "chunk_rewards": ({"shapes-graded": 1.0}, {"shapes-vivid": 1.0})},
+    "chunk-gains": {**CHUNK, "credit": "chunk-gains"},
+    "step-gains": {**STEP, "credit": "chunk-gains"},
     "advantages": {**CHUNK, "combine": "advantages"},
     "gdpo": {**CHUNK, "combine": "gdpo"},
     "tempflow": {**BRANCHING, "step_weights": "noise"},
@@ -48,8 +52,9 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-WITH_STATE = ("dynamic", "tempflow", "guard", "nft")
-"""Methods whose stopped run holds more than the others': a plan, parts of trajectories, means, velocities."""
+WITH_STATE = ("dynamic", "tempflow", "guard", "nft", "chunk-gains")
+"""Methods whose stopped run holds more than the others': a plan, parts of trajectories, means, velocities, advantages
+of chunks."""
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -135,6 +140,30 @@ def test_a_branch_that_is_evaluated_alone_has_the_same_children(policy, data):
     alone = collect_experience(policy(), method_of(params), where, data.reward, params.train, seed=0)
     half = both.trajectories.states[len(both.trajectories.states) // 2 :]
     assert torch.allclose(alone.trajectories.states, half, rtol=0, atol=1e-4)
+
+
+def test_images_are_predicted_and_scored_at_the_beginning_of_each_chunk(policy, data):
+    """Chunks of 1 and 3 steps: at t = 1 and after the first step, by the velocity of the rollout."""
+    gained, plain = (
+        experience(policy, data, {**CHUNK, "credit": "chunk-gains"}),
+        experience(policy, data, CHUNK),
+    )
+    family, states = policy(), plain.trajectories.states
+    assert torch.equal(gained.trajectories.states, states)
+    assert gained.trajectories.predicted is None  # scored, and not kept during the update
+    assert plain.predicted == {}
+    times = method_of(small_params(CHUNK)).grid.times.float()
+    prompts = gained.prompts.conditioning.rows(range(6))
+    for number, step in enumerate((0, 1)):
+        x, t = states[:, step], times[step].expand(6)
+        with torch.no_grad():
+            images = family.decode(x - times[step] * family.velocity(x, t, prompts))
+        batch = ScoreBatch(
+            as_pictures(images.numpy()), gained.prompts.texts, gained.prompts.metadata, [0] * 6
+        )
+        for name, scores in data.reward.scores(batch).items():
+            assert gained.predicted[name][:, number] == pytest.approx(scores, abs=1e-2)
+            assert gained.scores[name].tolist() == plain.scores[name].tolist()
 
 
 def test_a_window_moves_and_the_rest_is_the_ode(policy, data):

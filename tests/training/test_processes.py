@@ -85,6 +85,10 @@ OTHER_BATCHES = {
         {"objective": "step", "plan": "step", "likelihood": "matching", "forward_noise": "group"},
         {**SMALL, "prompts_per_iteration": 2},
     ),
+    "gains": Job(
+        {"objective": "chunk", "plan": "listed", "credit": "chunk-gains"},
+        {**SMALL, "prompts_per_iteration": 2},
+    ),
     "guided-sharded": Job(CHUNK_WS, SHARDED, cfg_scale=2.0, cfg_passes=2),
     "guided-conditional": Job(
         CHUNK_WS, {**SHARDED, "guidance_gradient": "conditional"}, cfg_scale=2.0, cfg_passes=2
@@ -123,6 +127,7 @@ RARE = {
     "awm",
     "nft",
     "shared-noise",
+    "gains",
     "nft-sharded",
     "guided-sharded",
     "guided-conditional",

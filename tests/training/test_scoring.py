@@ -23,6 +23,7 @@ from .conftest import CHUNK_WS, method_of, small_params
 G = 4
 WEIGHTS = {"shapes-graded": 1.0, "shapes-vivid": 0.6}
 BRANCHING = {"objective": "step", "plan": "step", "branching": {"points": 2, "children": 2}, "fraction": 1.0}
+GAINS = {"objective": "chunk", "plan": "listed", "credit": "chunk-gains"}
 
 
 def failing(error: BaseException) -> Callable[[], None]:
@@ -103,14 +104,16 @@ def family(policy: Callable[[], FluxFamily]) -> FluxFamily:
 
 def alike(one: Experience, other: Experience) -> bool:
     """Whether trajectories and scores have the same bits."""
-    same = [np.array_equal(one.scores[name], other.scores[name]) for name in WEIGHTS]
+    same = [one.predicted.keys() == other.predicted.keys()]
+    for mine, others in ((one.scores, other.scores), (one.predicted, other.predicted)):
+        same += [np.array_equal(values, others[name]) for name, values in mine.items()]
     pairs = zip(one.trajectories.state().values(), other.trajectories.state().values(), strict=True)
     return all(same) and all(
         a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs
     )
 
 
-@pytest.mark.parametrize("variant", [CHUNK_WS, BRANCHING], ids=["whole", "branches"])
+@pytest.mark.parametrize("variant", [CHUNK_WS, BRANCHING, GAINS], ids=["whole", "branches", "gains"])
 @pytest.mark.parametrize("kept", [1, 2])
 def test_kept_batches_are_scored_and_not_sampled_again(
     variant: dict[str, Any],
@@ -119,7 +122,7 @@ def test_kept_batches_are_scored_and_not_sampled_again(
     data: TrainingData,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Through a checkpoint, whichever number of batches was sampled."""
+    """Through a checkpoint, whichever number of batches was sampled, with the images that they predict."""
     whole = experience(family, data, data.reward, variant=variant)
     sampled: list[SampledTrajectories] = []
     with pytest.raises(UnscoredError, match="away at call 2"):
