@@ -15,6 +15,7 @@ CHUNK: dict[str, Any] = {"objective": "chunk", "plan": "listed"}
 STEP: dict[str, Any] = {"objective": "step", "plan": "step"}
 CONTROL: dict[str, Any] = {"objective": "step", "plan": "listed", "step_weights": "chunk-size"}
 WINDOWED: dict[str, Any] = {**STEP, "window": WINDOW}
+DRAWN: dict[str, Any] = {"num_steps": 2, "starts": [0, 3]}
 ODE: dict[str, Any] = {**STEP, "likelihood": "matching", "sde": "ode"}
 BRANCHED: dict[str, Any] = {**STEP, "branching": BRANCHING, "fraction": 1.0}
 
@@ -38,6 +39,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "chunk_rewards": [{"shapes-graded": 1.0, "shapes-vivid": 0.5}] + 3 * [{"shapes-vivid": 1.0}],
     },
     "window": {**WINDOWED, "step_weights": "noise", "clip_range": 1e-5, "sde": "dance"},
+    "drawn window": {**STEP, "window": DRAWN},
     "controlled": {**CHUNK, "controlled": True},
     "gains": {**CHUNK, "credit": "chunk-gains"},
     "forward": {**STEP, "likelihood": "nft", "nft_beta": 0.1, "forward_noise": "group"},
@@ -125,6 +127,8 @@ def test_variant_defaults_are_chunk_grpo() -> None:
         ("window", {}, ".num_steps: required, but missing"),
         ("window", {**WINDOW, "stride": 0}, ".stride: must be > 0, got 0"),
         ("window", {**WINDOW, "every": "25"}, ".every: must be a whole number, got '25'"),
+        ("window", {"num_steps": 2, "starts": []}, ".starts: must not be empty"),
+        ("window", {"num_steps": 2, "starts": [-1]}, ".starts[0]: must be >= 0, got -1"),
         ("branching", {**BRANCHING, "points": 0}, ".points: must be > 0, got 0"),
         ("branching", {**BRANCHING, "children": 1}, ".children: must be >= 2, got 1"),
         ("advantage_std", "batch", ": must be one of 'group' or 'global', got 'batch'"),
@@ -135,7 +139,7 @@ def test_variant_defaults_are_chunk_grpo() -> None:
         ("chunk_rewards", [{"shapes-vivid": 0}], "[0].shapes-vivid: must be > 0, got 0"),
         ("chunk_rewards", [{1: 2.0}], "[0][1]: must be text, got 1"),
         ("weighted", True, ": unknown key; did you mean 'step_weights'?"),
-        ("window", {**WINDOW, "xyz": 1}, ".xyz: unknown key; known here: every, num_steps, stride"),
+        ("window", {**WINDOW, "xyz": 1}, ".xyz: unknown key; known here: every, num_steps, starts, stride"),
         ("branching", {"points": 4, "childs": 4}, ".childs: unknown key; did you mean 'children'?"),
     ],
 )
@@ -232,6 +236,11 @@ GAINS = {**CHUNK, "credit": "chunk-gains"}
         ({**CHUNK, "sde": "cps", "eta": 1.5}, "eta: must be <= 1 with sde: cps, got 1.5"),
         ({**WINDOWED, "window": {**WINDOW, "num_steps": 17}}, "window.num_steps: must be <= sampling.num_steps"),
         ({**WINDOWED, "window": {**WINDOW, "stride": 5}}, "window.stride: must be <= num_steps = 4, or steps between"),
+        ({**STEP, "window": {**DRAWN, "starts": [0, 15]}}, "window.starts: must be steps from 0 to 14, each once, so"),
+        ({**STEP, "window": {**DRAWN, "starts": [3, 3]}}, "window.starts: must be steps from 0 to 14, each once, so"),
+        ({**STEP, "window": {**DRAWN, "num_steps": 17}}, "window.num_steps: must be <= sampling.num_steps - 1 = 16"),
+        ({**STEP, "window": {**DRAWN, "stride": 2}}, "window.stride: moves the window, and starts has it drawn in"),
+        ({**STEP, "window": {**DRAWN, "every": 25}}, "window.every: moves the window, and starts has it drawn in"),
         ({**CHUNK, "window": WINDOW}, f"window: {SINGLE} chunk and 'listed' (listed)"),
         ({**CONTROL, "window": WINDOW}, f"window: {SINGLE} step and 'listed' (listed)"),
         ({**BRANCHED, "branching": {**BRANCHING, "points": 17}}, "branching.points: must be <= sampling.num_steps - 1"),
@@ -280,6 +289,9 @@ def test_settings_that_do_not_fit_the_rest_are_named(
         {**CHUNK, "sde": "ode", "likelihood": "nft", "selection": "weighted"},
         {**STEP, "clip_ranges": [1e-4] * 16, "train_chunks": list(range(0, 16, 2))},
         {**WINDOWED, "window": {"num_steps": 16, "stride": 16, "every": 1}},
+        {**STEP, "window": {"num_steps": 2}},
+        {**STEP, "window": {"num_steps": 16, "starts": [0]}},
+        {**STEP, "window": {**DRAWN, "starts": list(range(15))}},
         {**BRANCHED, "branching": {"points": 16, "children": 8}},
     ],
 )

@@ -17,7 +17,7 @@ from chunk_grpo.config.models import (
 from chunk_grpo.config.problems import Problem, known_name, show
 from chunk_grpo.config.resolved import resolve
 from chunk_grpo.config.training import TrainParams
-from chunk_grpo.config.variants import VariantParams
+from chunk_grpo.config.variants import VariantParams, WindowParams
 
 Variants: TypeAlias = Mapping[str, VariantParams]
 
@@ -123,7 +123,7 @@ def replanning_has_a_rule(variants: Variants, chunks: ChunksParams) -> Iterator[
 def windows_fit_the_grid(
     variants: Variants, chunks: ChunksParams, sampling: SamplingParams
 ) -> Iterator[Problem]:
-    """MixGRPO's window is within the noisy steps, and needs the step objective and a step plan."""
+    """A window is within the noisy steps, moves or is drawn, and needs the step objective and a step plan."""
     steps = sampling.num_sde_steps
     for name, variant, plan in _planned(variants, chunks):
         window = variant.window
@@ -137,7 +137,23 @@ def windows_fit_the_grid(
                 f"must be <= num_steps = {window.num_steps}, or steps between two windows are never trained"
             )
             yield Problem(("variants", name, "window", "stride"), f"{rule}, got {window.stride}")
+        yield from _starts_fit(name, window, steps)
         yield from _single_steps(name, "window", variant, plan)
+
+
+def _starts_fit(name: str, window: WindowParams, steps: int) -> Iterator[Problem]:
+    if (starts := window.starts) is None:
+        return
+    last = steps - window.num_steps
+    if len(set(starts)) < len(starts) or max(starts) > last >= 0:
+        rule = (
+            f"must be steps from 0 to {last}, each once, so that the window ends within {steps} noisy steps"
+        )
+        yield Problem(("variants", name, "window", "starts"), f"{rule}, got {show(starts)}")
+    for key in ("stride", "every"):
+        if (value := getattr(window, key)) != 1:
+            rule = "moves the window, and starts has it drawn in each iteration; remove one of the two"
+            yield Problem(("variants", name, "window", key), f"{rule}, got {value}")
 
 
 def branches_fit_the_group(

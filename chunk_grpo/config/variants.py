@@ -24,14 +24,20 @@ from chunk_grpo.core.choices import (
 
 
 class WindowParams(Section):
-    """MixGRPO: noise in a window of consecutive steps that moves from noise to image; ODE steps elsewhere."""
+    """Noise in a window of consecutive steps; ODE steps elsewhere.
+
+    MixGRPO's moves from noise to image. With `starts` its place is drawn, as in Flow-GRPO-Fast.
+    """
 
     num_steps: PositiveInt
     """Steps in the window, which are trained one by one; at most `sampling.num_steps` - 1. Source: MixGRPO."""
-    stride: PositiveInt
+    stride: PositiveInt = 1
     """Steps by which the window moves, at most `num_steps`. Source: MixGRPO."""
-    every: PositiveInt
+    every: PositiveInt = 1
     """Iterations between two moves. Source: MixGRPO."""
+    starts: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] | None = None
+    """First steps of the window, 0 nearest to noise: each iteration draws one of them, for all images; null: the window
+    moves. Source: flow_grpo's code."""
 
 
 class BranchingParams(Section):
@@ -104,7 +110,7 @@ class VariantParams(Section):
     eta: Eta | None = None
     """Scale of the noise; at most 1 with `sde: cps`; null: `sampling.eta`. Source: as `sampling.eta`."""
     window: WindowParams | None = None
-    """Sliding window of noisy steps; null: noise in all steps. Source: MixGRPO."""
+    """Window of noisy steps, which moves or is drawn; null: noise in all steps. Source: MixGRPO."""
     branching: BranchingParams | None = None
     """Branches instead of whole noisy trajectories; null: none. Source: TempFlow-GRPO."""
     advantage_std: AdvantageStd = "group"

@@ -56,7 +56,7 @@ def rollout_sde(
 
     Paper: Eq. (11), each step by Eq. (7); the last step is the ODE's, has no density and is not trained.
 
-    MixGRPO (arXiv 2507.21802) chooses the steps of a sliding window, see `window_steps`; the others are ODE
+    MixGRPO (arXiv 2507.21802) and Flow-GRPO-Fast choose the steps of a window, see `window.py`; the others are ODE
     steps. Noise is drawn for them too and discarded, so that a step's noise does not depend on which other steps
     are noisy.
 

@@ -1,4 +1,8 @@
-"""MixGRPO's sliding window: the steps that take noise, and are trained, in an iteration."""
+"""A window of steps: those that take noise, and are trained, in an iteration."""
+
+from collections.abc import Sequence
+
+import torch
 
 
 def window_steps(iteration: int, num_sde_steps: int, size: int, stride: int, every: int) -> tuple[int, ...]:
@@ -35,4 +39,26 @@ def window_steps(iteration: int, num_sde_steps: int, size: int, stride: int, eve
     num_positions = 1 + -(-last_start // stride)  # rounded up: the shortened move counts
     position = (iteration - 1) // every % num_positions
     start = min(position * stride, last_start)
+    return tuple(range(start, start + size))
+
+
+def drawn_window_steps(starts: Sequence[int], size: int, generator: torch.Generator) -> tuple[int, ...]:
+    """The steps of a window whose first step is drawn; all others are ODE steps.
+
+    Flow-GRPO-Fast, in flow_grpo's and verl-omni's code: two of ten steps, within the first half.
+
+    Args:
+        starts: Steps at which the window may begin, all equally likely.
+        size: Steps in the window, at least 1.
+        generator: Source of the draw.
+
+    Returns:
+        `size` consecutive steps, in order.
+
+    Raises:
+        ValueError: There is no step to begin at, or `size` is below 1.
+    """
+    if not starts or size < 1:
+        raise ValueError(f"a window needs starts and a size of at least 1, got {tuple(starts)} and {size}")
+    start = starts[int(torch.randint(len(starts), (), generator=generator))]
     return tuple(range(start, start + size))

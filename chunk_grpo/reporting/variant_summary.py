@@ -36,9 +36,10 @@ _CHOICES: Mapping[str, Mapping[Any, Choice]] = {
 
 def recipe(variant: VariantParams) -> str:
     """Objective, plan, and every other setting of the variant that differs from its default."""
-    own = variant.model_dump(mode="json", exclude={"objective", "plan"}, exclude_defaults=True)
+    own = variant.model_dump(exclude={"objective", "plan"}, exclude_defaults=True)
+    values = variant.model_dump(mode="json", include=set(own))
     parts = [OBJECTIVES[variant.objective].label, f"plan {variant.plan}"]
-    return ", ".join(parts + [_setting(key, value) for key, value in own.items()])
+    return ", ".join(parts + [_setting(key, values[key]) for key in own])
 
 
 def origin(policy: AnyPolicy) -> str:
@@ -82,8 +83,10 @@ def _setting(key: str, value: Any) -> str:
         case "controlled":
             return "with the controller"
         case "window":
-            moves = f"moves by {value['stride']} {_every(value['every'])}"
-            return f"noise in a window of {_steps(value['num_steps'])} that {moves}"
+            place = f"moves by {value['stride']} {_every(value['every'])}"
+            if value["starts"] is not None:
+                place = f"begins at one of the steps {_words(value['starts'])}, drawn in each iteration"
+            return f"noise in a window of {_steps(value['num_steps'])} that {place}"
         case "branching":
             return f"branches at {_steps(value['points'])} with {value['children']} children each"
         case "chunk_rewards":

@@ -18,7 +18,7 @@ from chunk_grpo.core.branching import Branches, rollout_branches
 from chunk_grpo.core.choices import needs_old_means
 from chunk_grpo.core.rollout import rollout_sde, sample_noise
 from chunk_grpo.core.types import Velocity
-from chunk_grpo.core.window import window_steps
+from chunk_grpo.core.window import drawn_window_steps, window_steps
 from chunk_grpo.families.base import Conditioning, Family, velocity_function
 from chunk_grpo.families.prompts import PromptSet, require_finite
 from chunk_grpo.scorers.reward import Reward
@@ -286,6 +286,8 @@ class _Sampling:
         window = self._method.variant.window
         if window is None:
             return None
+        if window.starts is not None:
+            return drawn_window_steps(window.starts, window.num_steps, generator(*self._stream, "window"))
         return window_steps(
             self._number, self._method.grid.num_sde_steps, window.num_steps, window.stride, window.every
         )

@@ -1,6 +1,9 @@
+from collections import Counter
+
 import pytest
 
-from chunk_grpo.core.window import window_steps
+from chunk_grpo.core.window import drawn_window_steps, window_steps
+from chunk_grpo.seeding import generator
 
 
 def test_mixgrpos_window_by_hand():
@@ -55,3 +58,19 @@ def test_window_refuses(changed, message):
     settings = {"iteration": 1, "num_sde_steps": 16, "size": 4, "stride": 1, "every": 25}
     with pytest.raises(ValueError, match=message):
         window_steps(**(settings | changed))
+
+
+def test_a_drawn_window_begins_at_each_of_its_starts_equally_often():
+    """1,000 iterations and 5 starts: 200 of each, with a standard deviation of sqrt(1000 * 0.2 * 0.8) = 12.6."""
+    starts = (0, 1, 2, 4, 7)
+    windows = [drawn_window_steps(starts, 2, generator("rollout", 0, i, "window")) for i in range(1, 1001)]
+    assert all(window == (window[0], window[0] + 1) for window in windows)
+    counts = Counter(window[0] for window in windows)
+    assert set(counts) == set(starts)
+    assert all(abs(count - 200) < 4 * 12.6 for count in counts.values())
+
+
+def test_a_drawn_window_needs_a_place_and_a_size():
+    for starts, size in (((), 2), ((0,), 0)):
+        with pytest.raises(ValueError, match="a window needs starts and a size of at least 1"):
+            drawn_window_steps(starts, size, generator("any"))

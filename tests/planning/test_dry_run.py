@@ -89,6 +89,9 @@ def test_a_window_trains_its_steps_only() -> None:
     window = {"num_steps": 4, "stride": 1, "every": 25}
     params = with_variant(FLUX, objective="step", plan="step", fraction=0.5, window=window)
     assert of(params, gpus=1).update.states == 192 * 2
+    drawn = {"num_steps": 2, "starts": (0, 1, 2, 3)}
+    params = with_variant(FLUX, objective="step", plan="step", fraction=1.0, window=drawn)
+    assert of(params, gpus=1).update.states == 192 * 2
 
 
 def test_what_changes_no_count_is_trained_once() -> None:

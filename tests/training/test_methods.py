@@ -20,6 +20,7 @@ STEP: dict[str, Any] = {"objective": "step", "plan": "step"}
 CHUNK: dict[str, Any] = {"objective": "chunk", "plan": "listed"}
 BRANCHING: dict[str, Any] = {**STEP, "branching": {"points": 2, "children": 3}, "fraction": 1.0}
 WINDOW: dict[str, Any] = {**STEP, "window": {"num_steps": 2, "stride": 1, "every": 1}, "fraction": 1.0}
+DRAWN: dict[str, Any] = {**STEP, "window": {"num_steps": 2, "starts": [0, 1, 2]}, "fraction": 1.0}
 METHODS: dict[str, dict[str, Any]] = {
     "dance-grpo": {**STEP, "sde": "dance", "eta": 0.3},
     "flow-grpo": {**STEP, "advantage_std": "global", "kl_coef": 0.01},
@@ -40,6 +41,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "tempflow": {**BRANCHING, "step_weights": "noise"},
     "noise-weights": {**STEP, "step_weights": "noise"},
     "mixgrpo": WINDOW,
+    "flow-grpo-fast": DRAWN,
     "cps": {**CHUNK, "sde": "cps", "eta": 0.7},
     "guard": {**STEP, "ratio_norm": "guard", "clip_range": 4e-6},
     "dppo": {**STEP, "trust_region": "divergence", "clip_range": 1e-8},
@@ -52,9 +54,9 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-WITH_STATE = ("dynamic", "tempflow", "guard", "nft", "chunk-gains")
+WITH_STATE = ("dynamic", "tempflow", "guard", "nft", "chunk-gains", "flow-grpo-fast")
 """Methods whose stopped run holds more than the others': a plan, parts of trajectories, means, velocities, advantages
-of chunks."""
+of chunks; and one that draws steps, the same after a stop."""
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -89,6 +91,7 @@ def test_methods_differ_and_settings_that_change_nothing_do_not(train, tmp_path)
             ("foreground", STEP, {"reward_in_background": False}),
             ("chunk", CHUNK, {}),
             ("one noise", STEP, {"same_noise_in_group": True}),
+            ("a window of all steps", {**STEP, "window": {"num_steps": 4, "starts": [0]}}, {}),
         )
     }
 
@@ -97,6 +100,7 @@ def test_methods_differ_and_settings_that_change_nothing_do_not(train, tmp_path)
 
     assert same("step", "chunks of one step")
     assert same("step", "foreground")
+    assert same("step", "a window of all steps")
     assert not same("step", "chunk")
     assert not same("step", "one noise")
 
@@ -170,6 +174,25 @@ def test_a_window_moves_and_the_rest_is_the_ode(policy, data):
     made = experience(policy, data, WINDOW)  # the second iteration
     assert made.trajectories.noisy.tolist() == [[False, True, True, False]] * 6
     assert bool((made.trajectories.log_probs[:, [0, 3]] == 0).all())
+
+
+def test_a_drawn_window_differs_by_iteration_and_is_one_for_all_processes(policy, data):
+    """One prompt in two processes, each with a part of the images."""
+    params = small_params(DRAWN, group_size=2)
+    family, prompts = policy(), data.prompts.rows([1])
+
+    def first_noisy(number: int, start: int, seed: int = 0) -> int:
+        where = Iteration(number, prompts, [start])
+        made = collect_experience(family, method_of(params), where, data.reward, params.train, seed)
+        (noisy,) = made.trajectories.noisy.tolist()
+        first: int = noisy.index(True)
+        assert sum(noisy) == 2 and noisy[first + 1]
+        return first
+
+    drawn = [[first_noisy(number, start) for number in range(1, 9)] for start in (0, 1)]
+    assert drawn[0] == drawn[1]
+    assert set(drawn[0]) == {0, 1, 2}
+    assert drawn[0] != [first_noisy(number, 0, seed=1) for number in range(1, 9)]
 
 
 @pytest.mark.parametrize(
