@@ -142,8 +142,12 @@ class TrainParams(Section):
     ema_warmup: bool = False
     """Whether the decay begins small, min((1 + k) / (10 + k), ema_decay) after k updates, so that the average soon
     forgets the initial weights. Source: flow_grpo's and DiffusionNFT's code: true."""
-    checkpoint_every: PositiveInt = 10
-    """Iterations between two checkpoints of the optimiser and the weights."""
+    checkpoint_every: PositiveInt | None = 10
+    """Iterations between two checkpoints of the optimiser and the weights; null: `checkpoint_minutes` alone decides. A
+    stop and the end save one in any case."""
+    checkpoint_minutes: PositiveFloat | None = None
+    """Minutes after a checkpoint at which the next one is due too: it is saved at the end of the iteration; null:
+    `checkpoint_every` alone decides."""
     checkpoints_kept: PositiveInt = 2
     """Number of checkpoints kept, the newest ones."""
     keep_state: bool = False

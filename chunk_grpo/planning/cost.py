@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -240,8 +241,7 @@ def _shared(name: str, flop: float, machine: Machine, loading: float) -> StageCo
 def _training(settings: Settings, one: IterationCost, machine: Machine, loading: float) -> StageCost:
     """Training of a variant with all seeds: iterations, and checkpoints during which all GPUs wait."""
     train = settings.params.train
-    saves = -(-train.iterations // train.checkpoint_every)
-    saving = len(train.seeds) * saves * save_seconds(checkpoint_bytes(settings), machine)
+    saving = len(train.seeds) * saving_of(settings, one, machine).total
     number = train.iterations * len(train.seeds)
     flop = number * settings.processes * one.total_flop
     receiving = number * one.traffic.seconds(machine)
@@ -252,3 +252,32 @@ def _training(settings: Settings, one: IterationCost, machine: Machine, loading:
 def save_seconds(size: float, machine: Machine) -> float:
     """Seconds of a checkpoint: written once, and read once for its checksum."""
     return 2 * size / (machine.disk_gbs * GIGA)
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Checkpoints of one training, of which all GPUs wait for each."""
+
+    seconds: float
+    """A checkpoint."""
+    every: int
+    """Iterations between two."""
+    total: float
+    """Seconds of all, the one at the end included."""
+    share: float
+    """Their part of the training, in which collectives run beside the computation."""
+    lost: float
+    """Seconds of work that a lost machine costs, at most: it is lost while it saves."""
+
+
+def saving_of(settings: Settings, one: IterationCost, machine: Machine) -> Saving:
+    """When a training of a variant saves, and what that takes."""
+    train = settings.params.train
+    iteration = Seconds.of(one.total_flop, one.traffic.seconds(machine), machine)
+    every = min(train.iterations, train.checkpoint_every or train.iterations)
+    if train.checkpoint_minutes is not None:
+        every = min(every, math.ceil(60 * train.checkpoint_minutes / iteration.least))
+    seconds = save_seconds(checkpoint_bytes(settings), machine)
+    total = -(-train.iterations // every) * seconds
+    share = total / (total + train.iterations * iteration.least)
+    return Saving(seconds, every, total, share, every * iteration.most + seconds)

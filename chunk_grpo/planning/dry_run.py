@@ -101,6 +101,7 @@ def _plain(train: TrainParams, iterations: int) -> dict[str, Any]:
     return {
         "iterations": iterations,
         "checkpoint_every": iterations,
+        "checkpoint_minutes": None,
         "heldout": train.heldout.model_copy(update=heldout),
         "optimizer": "adamw",
         "offload": (),

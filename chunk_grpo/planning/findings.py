@@ -8,12 +8,12 @@ from typing import Literal
 
 from chunk_grpo import environment
 from chunk_grpo.config import AdaptivePlan, GuidedPlan
-from chunk_grpo.planning.cost import IterationCost, save_seconds
+from chunk_grpo.planning.cost import IterationCost, Saving
 from chunk_grpo.planning.machines import Machine
 from chunk_grpo.planning.memory import Phase, training_phases
 from chunk_grpo.planning.scorers import scoring
 from chunk_grpo.planning.settings import Settings, shared_starts
-from chunk_grpo.planning.storage import Prompts, checkpoint_bytes, counts_all
+from chunk_grpo.planning.storage import Prompts, counts_all
 
 GIB = 2**30
 
@@ -42,6 +42,7 @@ def findings_of(
     machine: Machine,
     phases: Sequence[Phase],
     costs: Sequence[IterationCost],
+    savings: Sequence[Saving],
     prompts: Prompts,
     stop: float,
 ) -> list[Finding]:
@@ -50,7 +51,7 @@ def findings_of(
         *_memory(settings, machine, phases),
         *_recomputing(settings, machine),
         *_stop(machine, stop),
-        *_checkpoints(settings, machine, costs),
+        *_checkpoints(savings, costs),
         *_attention(settings),
         *_waiting(settings),
         *_gpus(settings),
@@ -153,15 +154,15 @@ def _stop(machine: Machine, stop: float) -> Iterator[Finding]:
         )
 
 
-def _checkpoints(settings: Settings, machine: Machine, costs: Sequence[IterationCost]) -> Iterator[Finding]:
-    saving, every = save_seconds(checkpoint_bytes(settings), machine), settings.params.train.checkpoint_every
-    iterating = every * min(cost.seconds.least for cost in costs)
-    share = saving / (saving + iterating)
-    if share > NOTICEABLE and saving >= 1:  # a toy's takes milliseconds
+def _checkpoints(savings: Sequence[Saving], costs: Sequence[IterationCost]) -> Iterator[Finding]:
+    one, cost = max(zip(savings, costs, strict=True), key=lambda pair: pair[0].share)
+    if one.share > NOTICEABLE and one.seconds >= 1:  # a toy's takes milliseconds
+        iterating = one.every * cost.seconds.least
         yield Finding(
             "costs",
-            f"a checkpoint takes {saving:.0f} s, the {every} iterations before it {iterating:.0f} s: {share:.0%} of "
-            "the training saves; use a faster disk (--disk-gbs) or a larger train.checkpoint_every",
+            f"a checkpoint takes {one.seconds:.0f} s, the {one.every} iterations before it {iterating:.0f} s: "
+            f"{one.share:.0%} of the training saves; use a faster disk (--disk-gbs) or save less often "
+            "(train.checkpoint_every, train.checkpoint_minutes)",
         )
 
 

@@ -10,10 +10,12 @@ from chunk_grpo.planning.cards import Card, cards_of
 from chunk_grpo.planning.cost import (
     GIGA,
     IterationCost,
+    Saving,
     StageCost,
     hours_of,
     iteration_cost,
     save_seconds,
+    saving_of,
     stage_costs,
 )
 from chunk_grpo.planning.findings import Finding, findings_of
@@ -74,6 +76,8 @@ class Plan:
     """Operations of one image."""
     iterations: list[IterationCost]
     """Cost of an iteration of each variant."""
+    savings: list[Saving]
+    """Checkpoints of each variant's training."""
     stages: list[StageCost]
     total: Total
     """Hours and money."""
@@ -112,6 +116,7 @@ def make_plan(params: Params, machine: Machine) -> Plan:
     model = read_checkpoint(params.model.family, params.model.checkpoint)
     settings = settings_of(params, model, machine.gpus, machine.machines)
     costs = [iteration_cost(settings, variant, machine) for variant in params.variants]
+    savings = [saving_of(settings, cost, machine) for cost in costs]
     stages = stage_costs(settings, machine, costs)
     training = [training_phases(settings, variant) for variant in params.variants]
     phases = max(training, key=lambda each: max(phase.bytes for phase in each)) + stage_phases(settings)
@@ -129,6 +134,7 @@ def make_plan(params: Params, machine: Machine) -> Plan:
             update_flop=settings.update_flop / settings.micro_batch,
         ),
         iterations=costs,
+        savings=savings,
         stages=stages,
         total=total_of(stages, machine),
         memory=phases,
@@ -137,7 +143,7 @@ def make_plan(params: Params, machine: Machine) -> Plan:
         downloads=download_bytes(settings),
         cards=cards_of(settings, machine, phases, costs),
         stop_seconds=stop,
-        findings=findings_of(settings, machine, phases, costs, prompts, stop),
+        findings=findings_of(settings, machine, phases, costs, savings, prompts, stop),
     )
 
 

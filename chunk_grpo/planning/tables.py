@@ -10,6 +10,7 @@ from rich.text import Text
 
 from chunk_grpo.planning.cost import IterationCost
 from chunk_grpo.planning.plan import Plan
+from chunk_grpo.progress import duration
 
 TERA, PETA, GIGA, GIB = 1e12, 1e15, 1e9, 2**30
 STYLES = {"cannot": "bold red", "costs": "yellow", "note": "dim"}
@@ -155,12 +156,14 @@ def _memory(plan: Plan) -> Table:
 
 
 def _storage(plan: Plan) -> Table:
-    stored = plan.storage
+    stored, shares = plan.storage, [100 * each.share for each in plan.savings]
     rows = [
         ("embeddings, training", _gigabytes(stored.training_embeddings)),
         ("embeddings, evaluation", _gigabytes(stored.evaluation_embeddings)),
         ("a checkpoint", _gigabytes(stored.checkpoint)),
         ("checkpoints, with one more being written", _gigabytes(stored.checkpoints)),
+        ("checkpoints, of the time of a training", f"{_range(min(shares), max(shares))} %"),
+        ("work that a lost machine costs, at most", duration(max(each.lost for each in plan.savings))),
         ("policies", _gigabytes(stored.policies)),
         (f"{stored.images:,} images", _gigabytes(stored.image_bytes)),
         ("disk in all, one training at a time", _gigabytes(stored.disk)),

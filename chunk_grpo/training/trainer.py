@@ -54,6 +54,9 @@ from chunk_grpo.training.update import UpdateStats
 PICTURES_SHOWN = 16
 """Largest number of held-out images that the trackers log."""
 
+_SAVE, _STOP = 1, 2
+"""What a process asks of all of them in `Trainer._check`, and 0: nothing."""
+
 
 class Trainer:
     """Trains the family's transformer in place with one method and one seed."""
@@ -110,6 +113,7 @@ class Trainer:
         self._unfinished: IterationState | None = None
         self._sampled: list[SampledTrajectories] = []  # batches of an iteration that is not scored
         self._waits, self._stop_requested = Waits(self._is_stopping, self._processes.by_all), False
+        self._saved_at, self._is_save_due = time.monotonic(), False
         with self._checkpoints.fitting():
             self._resume()
         heading = Heading(paths.identity, seed, settings.iterations, self._done)
@@ -295,9 +299,19 @@ class Trainer:
         return nullcontext() if average is None else average.averaged()
 
     def _check(self) -> None:
-        """Raise GivenUpError if any process received a stop request."""
-        if self._processes.any(self._is_stopping()):
+        """Raise GivenUpError if any process received a stop request; learn if the main one's clock asks to save."""
+        asked = _STOP if self._is_stopping() else _SAVE if self._is_save_late() else 0
+        asked = self._processes.largest(asked)
+        if asked == _STOP:
             raise GivenUpError
+        self._is_save_due = self._is_save_due or asked == _SAVE
+
+    def _is_save_late(self) -> bool:
+        """Whether this is the main process, and `checkpoint_minutes` have passed since the last checkpoint."""
+        minutes = self._settings.checkpoint_minutes
+        if minutes is None or not self._processes.is_main:
+            return False
+        return time.monotonic() - self._saved_at >= 60 * minutes
 
     def _is_stopping(self) -> bool:
         """Whether this process received a stop request, now or at an earlier look."""
@@ -343,11 +357,13 @@ class Trainer:
         self._unfinished = IterationState.from_state(own, prompts, self._family.device)
 
     def _save_if_due(self) -> None:
-        is_last = self._done == self._settings.iterations
-        if self._done % self._settings.checkpoint_every == 0 or is_last:
-            start = time.perf_counter()
+        every, is_last = self._settings.checkpoint_every, self._done == self._settings.iterations
+        is_due = self._is_save_due or (every is not None and self._done % every == 0)
+        if is_due or is_last:
+            start = time.monotonic()
             self._save(copied=self._settings.keep_state or not is_last)
-            self._rows.append((self._done, "seconds_checkpoint", time.perf_counter() - start))
+            self._saved_at, self._is_save_due = time.monotonic(), False
+            self._rows.append((self._done, "seconds_checkpoint", self._saved_at - start))
 
     def _save(self, *, copied: bool = True) -> None:
         """Save a checkpoint. Random streams are functions of the iteration and have no state."""

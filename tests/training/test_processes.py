@@ -36,6 +36,7 @@ SMALL: dict[str, Any] = {
 }
 TWOS = {**SMALL, "rollout_batch_size": 2, "checkpoint_every": 10}
 """Calls of a process's reward: held-out images, two batches, held-out images, two batches, held-out images."""
+LATE = {**SMALL, "iterations": 3, "checkpoint_every": None, "checkpoint_minutes": 1e-9}
 THREES = {**SMALL, "rollout_batch_size": 3, "micro_batch_size": 3}
 LORA = {
     "lora": {"rank": 2, "alpha": 4.0, "targets": ("to_q", "to_v")},
@@ -113,6 +114,8 @@ PAIR = {
     "away": Job(CHUNK_WS, {**TWOS, "reward_away_seconds": 0.3}, "away", away=range(6, 100)),
     "back": Job(CHUNK_WS, TWOS, "away"),
     "away-shortly": Job(CHUNK_WS, TWOS, "away-shortly", away=range(6, 7)),
+    "late": Job(CHUNK_WS, LATE, "late", frozen=1),
+    "never-late": Job(CHUNK_WS, LATE, "never-late", frozen=0),
 }
 """Jobs of two processes, in this order."""
 
@@ -327,6 +330,17 @@ def test_a_scorer_that_is_away_shortly_is_waited_for_by_both(pair):
         shortly, whole = pair("away-shortly", rank), pair("twos", rank)
         assert shortly.error == ""
         assert all(torch.equal(shortly.weights[key], whole.weights[key]) for key in whole.weights)
+
+
+def test_the_main_processs_clock_decides_for_both_when_to_save(pair):
+    """Of the two jobs, one has a clock that stands still in process 1, the other one in the main process."""
+    for name, saved in (("late", [1, 2, 3]), ("never-late", [3])):
+        for rank in range(2):
+            seen = pair(name, rank)
+            assert seen.error == ""
+            assert [n for n, metric, _ in seen.rows if metric == "seconds_checkpoint"] == saved
+    weights = pair("late").weights
+    assert all(torch.equal(weights[key], pair("never-late").weights[key]) for key in weights)
 
 
 @pytest.mark.parametrize("name", each(ALIKE | CAST))

@@ -173,6 +173,35 @@ def test_checkpoints_are_written_when_due_and_at_the_end(train: Train, tmp_path:
     assert [iteration for iteration, name, _ in made.rows if name == "seconds_checkpoint"] == [2, 3]
 
 
+def test_checkpoints_by_the_clock(train: Train, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Iterations of 25 s: a minute after a checkpoint of either kind has passed in the third iteration after it.
+
+    Results do not depend on when checkpoints are saved.
+    """
+    now, iterate = 1000.0, trainer.Trainer._iterate
+
+    def slowly(self: trainer.Trainer, iteration: int) -> None:
+        nonlocal now
+        now += 25
+        iterate(self, iteration)
+
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(trainer.Trainer, "_iterate", slowly)
+
+    def run(every: int | None, minutes: float | None) -> tuple[list[int], Any]:
+        settings = {"checkpoint_every": every, "checkpoint_minutes": minutes}
+        made = train(tmp_path / f"{every} {minutes}", iterations=8, **settings, **QUIET)
+        return [n for n, name, _ in made.rows if name == "seconds_checkpoint"], made
+
+    only_at_the_end, whole = run(None, None)
+    assert only_at_the_end == [8]
+    for every, minutes, expected in ((None, 1.0, [3, 6, 8]), (4, 1.0, [3, 4, 7, 8]), (3, 2.0, [3, 6, 8])):
+        saved, made = run(every, minutes)
+        assert saved == expected
+        assert made.without_times() == whole.without_times()
+        assert all(torch.equal(made.weights[name], whole.weights[name]) for name in whole.weights)
+
+
 def test_trackers_get_at_most_sixteen_pictures(
     train: Train, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -24,6 +25,7 @@ from chunk_grpo.families import compiling
 from chunk_grpo.families.base import Conditioning
 from chunk_grpo.families.diffusers_family import DiffusersFamily
 from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.training import trainer as trainers
 from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.run import RunPaths, TrainingData
@@ -76,6 +78,8 @@ class Job:
     """Numbers of the calls, from 1, that the reward of process 1 does not answer."""
     checkpoint: str | None = None
     """Random checkpoint of the family; None: two blocks with the toy's VAE."""
+    frozen: int | None = None
+    """Process for whose checkpoints no time passes; None: neither."""
 
 
 @dataclass
@@ -134,7 +138,7 @@ def do(job: Job, prompts: PromptSet, root: Path, rank: int = 0) -> Seen:
         seen.looks += 1
         return seen.looks == job.stop_at and rank == 1
 
-    with watched(seen, job):
+    with watched(seen, job, rank):
         try:
             trainer = Trainer(family, data, method_of(params), params.train, 0, paths)
             seen.rows = trainer.run(should_stop)
@@ -186,7 +190,7 @@ def flat(weights: dict[str, Tensor]) -> Tensor:
 
 
 @contextmanager
-def watched(seen: Seen, job: Job) -> Iterator[None]:
+def watched(seen: Seen, job: Job, rank: int) -> Iterator[None]:
     """Inside, the first gradient and the number of items of each update are kept."""
     clip, accumulate = Processes.clip_gradient, Update.accumulate_gradient
 
@@ -206,6 +210,8 @@ def watched(seen: Seen, job: Job) -> Iterator[None]:
         patch.setattr(compiling, "_BACKEND", job.compiler)
         if job.apart and "LOCAL_WORLD_SIZE" in os.environ:
             patch.setenv("LOCAL_WORLD_SIZE", "1")
+        if job.frozen == rank:
+            patch.setattr(trainers, "time", SimpleNamespace(monotonic=lambda: 0.0))
         if job.sgd:
             patch.setattr(torch.optim, "AdamW", plain_sgd)
         yield
