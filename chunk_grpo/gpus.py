@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import dataclass
 
 from chunk_grpo.errors import ConfigError
 
@@ -11,13 +12,28 @@ HIDING = ("", "-1", "NoDevFiles")
 """Values of CUDA_VISIBLE_DEVICES that hide all GPUs; the last one is SLURM's."""
 
 
-def driver_gpus() -> list[str]:
-    """Lines of `nvidia-smi -L`, one for each GPU; none without the program or if it fails."""
+@dataclass(frozen=True)
+class DriverCard:
+    """A GPU, as the driver describes it."""
+
+    name: str
+    gib: float | None
+    """Memory; None: it shares the machine's."""
+    driver: str
+    """Version of the driver."""
+
+
+def driver_cards() -> list[DriverCard]:
+    """All GPUs that `nvidia-smi` lists, hidden ones too; none without the program or if it fails."""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     except (OSError, subprocess.SubprocessError):
         return []
-    return [line for line in done.stdout.splitlines() if line.startswith("GPU ")]
+    rows = [line.split(", ") for line in done.stdout.splitlines() if line.count(", ") == 2]
+    return [
+        DriverCard(name, int(mib) / 1024 if mib.isdecimal() else None, driver) for name, mib, driver in rows
+    ]
 
 
 def has_gpu() -> bool:
@@ -31,7 +47,7 @@ def has_gpu() -> bool:
 
     if torch.cuda.is_available():
         return True
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDING or not (listed := driver_gpus()):
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDING or not (cards := driver_cards()):
         return False
     if torch.version.cuda is None:
         cause = f"torch {torch.__version__} is a build without CUDA; install one with CUDA"
@@ -41,6 +57,6 @@ def has_gpu() -> bool:
             "this one; update the driver or install a build with an older CUDA"
         )
     raise ConfigError(
-        f"the driver lists {listed[0].partition(' (UUID')[0]!r}, which torch does not see: {cause} (docs/deploy.md, "
+        f"the driver lists {cards[0].name!r}, which torch does not see: {cause} (docs/deploy.md, "
         '"Drivers"), or set CUDA_VISIBLE_DEVICES= to use the CPU'
     )

@@ -42,7 +42,7 @@ from chunk_grpo.planning.machines import GPUS
 from chunk_grpo.stopping import STOP
 from infra.accept_page import page
 from infra.accept_steps import KINDS, STEPS, Found
-from infra.accept_trial import Trial, cards_of_driver, machine_of, smaller
+from infra.accept_trial import Trial, kind_of, machine_of, smaller, visible_cards
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMAT = "chunk_grpo.acceptance/1"
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _accept(options: argparse.Namespace) -> int:
     references = _references(options.reference)
-    cards = cards_of_driver()
+    cards = visible_cards()
     raw, source = _raw(options.preset)
     params = parse_params(raw, source)
     variant = next(iter(params.variants))
@@ -76,7 +76,7 @@ def _accept(options: argparse.Namespace) -> int:
     with (out / "log.txt").open("w", encoding="utf-8", buffering=1) as log:
         trial = Trial(ROOT, out.resolve(), params, small, cards, planned, log)
         trial.references, trial.hpsv3_python = references, options.hpsv3_python
-        trial.knows_rate = bool(options.gpu or options.tflops or (cards and cards[0].kind))
+        trial.knows_rate = bool(options.gpu or options.tflops or (cards and kind_of(cards[0])))
         found: dict[str, Any] = {
             "format": FORMAT,
             "preset": params.composed_from,

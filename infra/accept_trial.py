@@ -13,11 +13,11 @@ from typing import Any, TextIO
 from chunk_grpo.artifacts import read_table
 from chunk_grpo.artifacts.kept import add_files
 from chunk_grpo.artifacts.layout import Layout
-from chunk_grpo.artifacts.manifest import output_of, read_manifest
+from chunk_grpo.artifacts.manifest import read_manifest
 from chunk_grpo.config import Params, parse_params
 from chunk_grpo.environment import PROCESSES
 from chunk_grpo.git import git, resolved
-from chunk_grpo.gpus import HIDING
+from chunk_grpo.gpus import HIDING, DriverCard, driver_cards
 from chunk_grpo.orchestration.clones import make_clone
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.dvc_state import keep_own_state
@@ -33,38 +33,26 @@ ITERATIONS = 3
 """Iterations of the training: the last one begins with weights of several updates."""
 
 
-@dataclass(frozen=True)
-class DriverCard:
-    """A GPU, as the driver names it."""
-
-    name: str
-    gib: float
-    driver: str
-
-    @property
-    def kind(self) -> str | None:
-        """Name in `GPUS`, of those with its name the nearest in memory; None: the plan does not know it."""
-        name = "".join(filter(str.isalnum, self.name.upper()))
-        alike = [kind for kind in GPUS if kind.partition("-")[0] in name]
-        return min(alike, key=lambda kind: abs(GPUS[kind].memory_gb * USABLE_MEMORY - self.gib), default=None)
-
-
-def cards_of_driver() -> list[DriverCard]:
-    """Cards that `nvidia-smi` lists and CUDA_VISIBLE_DEVICES leaves: torch would take memory of a card to tell."""
-    fields = "--query-gpu=name,memory.total,driver_version"
-    said = output_of("nvidia-smi", fields, "--format=csv,noheader,nounits") or ""
-    rows = [line.split(", ") for line in said.splitlines() if line.count(", ") == 2]
-    cards = [DriverCard(name, float(mib) / 1024, driver) for name, mib, driver in rows]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+def visible_cards() -> list[DriverCard]:
+    """Cards of the driver that CUDA_VISIBLE_DEVICES leaves: torch would take memory of a card to tell."""
+    cards, visible = driver_cards(), os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return cards
     return [] if visible in HIDING else cards[: len(visible.split(","))]
 
 
+def kind_of(card: DriverCard) -> str | None:
+    """Name in `GPUS`, of those with the card's name the nearest in memory; None: the plan does not know it."""
+    name = "".join(filter(str.isalnum, card.name.upper()))
+    alike = [kind for kind in GPUS if kind.partition("-")[0] in name]
+    gib = card.gib or 0.0
+    return min(alike, key=lambda kind: abs(GPUS[kind].memory_gb * USABLE_MEMORY - gib), default=None)
+
+
 def machine_of(cards: list[DriverCard], gpu: str | None, tflops: float | None) -> Machine:
     """The machine of a plan: these cards; an H100 where there is none or the plan does not know it."""
-    kind = gpu or (cards[0].kind if cards else None) or "H100"
-    memory = cards[0].gib / USABLE_MEMORY if cards else None
+    kind = gpu or (kind_of(cards[0]) if cards else None) or "H100"
+    memory = cards[0].gib / USABLE_MEMORY if cards and cards[0].gib else None
     return machine(kind, len(cards) or 1, stop_seconds=stop_seconds(), memory_gb=memory, tflops=tflops)
 
 

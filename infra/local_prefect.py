@@ -30,7 +30,7 @@ from prefect.states import Cancelled, Cancelling
 from pydantic import SecretStr
 
 from chunk_grpo.environment import PUBLISH, REPORTS_URL
-from chunk_grpo.gpus import driver_gpus
+from chunk_grpo.gpus import driver_cards
 from chunk_grpo.guard import exec_with_parent_death_signal
 from chunk_grpo.orchestration.clones import locked
 from chunk_grpo.orchestration.dvc_state import keep_own_state
@@ -282,7 +282,7 @@ def visible_gpus() -> list[str]:
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         return [device.strip() for device in listed.split(",") if device.strip()]
-    return [str(number) for number in range(len(driver_gpus()))]
+    return [str(number) for number in range(len(driver_cards()))]
 
 
 def shares(devices: Sequence[str], workers: int) -> list[dict[str, str]]:

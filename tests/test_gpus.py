@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.gpus import driver_gpus, has_gpu
+from chunk_grpo.gpus import DriverCard, driver_cards, has_gpu
 
-LISTED = "GPU 0: NVIDIA GeForce RTX 4090 (UUID: GPU-5f0c)"
+LISTED = "NVIDIA GeForce RTX 4090, 24564, 580.159"
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_a_gpu_that_torch_does_not_see_is_an_error(
     monkeypatch.setattr(torch.version, "cuda", build)
     with pytest.raises(ConfigError) as raised:
         has_gpu()
-    assert "the driver lists 'GPU 0: NVIDIA GeForce RTX 4090', which torch does not see" in str(raised.value)
+    assert "the driver lists 'NVIDIA GeForce RTX 4090', which torch does not see" in str(raised.value)
     assert cause in str(raised.value)
     assert "set CUDA_VISIBLE_DEVICES= to use the CPU" in str(raised.value)
 
@@ -51,5 +51,11 @@ def test_a_gpu_may_be_hidden(hiding: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_machine_without_gpus(driver: Path) -> None:
     driver.write_text("#!/bin/sh\necho 'No devices were found'\nexit 6\n")
-    assert driver_gpus() == []
+    assert driver_cards() == []
     assert not has_gpu()
+
+
+def test_the_drivers_cards(driver: Path) -> None:
+    assert driver_cards() == [DriverCard("NVIDIA GeForce RTX 4090", 24564 / 1024, "580.159")]
+    driver.write_text("#!/bin/sh\necho 'NVIDIA GB10, [N/A], 580.95'\n")
+    assert driver_cards() == [DriverCard("NVIDIA GB10", None, "580.95")]

@@ -15,13 +15,14 @@ from chunk_grpo.__main__ import call
 from chunk_grpo.config import parse_params
 from chunk_grpo.errors import DataError
 from chunk_grpo.git import git
+from chunk_grpo.gpus import DriverCard
 from chunk_grpo.orchestration.outcomes import StageFailed
 from chunk_grpo.orchestration.presets import composed, overridden
 from chunk_grpo.planning.machines import GPUS
 from chunk_grpo.stopping import StopSignal
 from infra import accept, accept_steps
 from infra.accept_steps import Found, plan_held, processes, ratios
-from infra.accept_trial import DriverCard, Trial, cards_of_driver, link_data, machine_of, smaller
+from infra.accept_trial import Trial, kind_of, link_data, machine_of, smaller, visible_cards
 from tests.conftest import ROOT
 from tests.real_checkout import make_checkout
 from tests.test_presets import PRESETS
@@ -42,23 +43,24 @@ H100 = DriverCard("NVIDIA H100 80GB HBM3", 79.6, "580.1")
     ],
 )
 def test_a_card_is_known_by_the_drivers_name(name: str, gib: float, kind: str | None) -> None:
-    assert DriverCard(name, gib, "580").kind == kind
+    assert kind_of(DriverCard(name, gib, "580")) == kind
 
 
 def test_the_driver_lists_the_cards_that_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "NVIDIA H200, 143771, 580.159\nNVIDIA H200, 143771, 580.159"
-    monkeypatch.setattr("infra.accept_trial.output_of", lambda *words: said)
+    two = [DriverCard("NVIDIA H200", 143771 / 1024, "580.159")] * 2
+    monkeypatch.setattr("infra.accept_trial.driver_cards", lambda: two)
     for visible, count in (("", 0), ("-1", 0), ("1", 1), ("0,1", 2)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert len(cards_of_driver()) == count
+        assert len(visible_cards()) == count
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    cards = cards_of_driver()
-    assert (len(cards), cards[0].driver) == (2, "580.159")
-    assert cards[0].gib == pytest.approx(140.4, abs=0.05)
+    cards = visible_cards()
+    assert cards == two
     planned = machine_of(cards, None, None)
     assert (planned.gpu, planned.gpus) == ("H200", 2)
     assert planned.memory_bytes == pytest.approx(143771 * 2**20)
     assert machine_of([], None, None).memory_gb == GPUS["H100"].memory_gb
+    shared = DriverCard("NVIDIA GB10", None, "580.95")
+    assert machine_of([shared], None, None).memory_gb == GPUS["H100"].memory_gb
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -177,7 +179,7 @@ def test_a_failure_leaves_the_other_steps_and_heads_the_page(
         "fourth": (breaks, ()),
     }
     monkeypatch.setattr(accept, "STEPS", steps)
-    monkeypatch.setattr(accept, "cards_of_driver", list)
+    monkeypatch.setattr(accept, "visible_cards", list)
     assert call("accept", ["--preset", "smoke", "--out", str(tmp_path / "out")]) == 1
     page = (tmp_path / "out" / "acceptance.md").read_text()
     said = "stage train@a-0 failed with exit code 3 (bad input): x.csv: must \\| have rows; add one"
@@ -203,7 +205,7 @@ def test_a_stopped_call_leaves_a_page_that_says_so(
         accept, "STOP", StopSignal()
     )  # that of the process would end all later trainings of tests
     monkeypatch.setattr(accept, "STEPS", steps)
-    monkeypatch.setattr(accept, "cards_of_driver", list)
+    monkeypatch.setattr(accept, "visible_cards", list)
     assert call("accept", ["--preset", "smoke", "--out", str(tmp_path)]) == 75
     assert "stopped by SIGTERM; finished steps are on the page" in capsys.readouterr().err
     page = (tmp_path / "acceptance.md").read_text()
@@ -240,7 +242,7 @@ def test_the_whole_command_on_the_cpu(
 ) -> None:
     """The cards are made up, so that the step `processes` runs too, on CPUs."""
     monkeypatch.setattr(accept, "ROOT", make_checkout(tmp_path / "checkout"))
-    monkeypatch.setattr(accept, "cards_of_driver", lambda: [UNKNOWN] * 4)
+    monkeypatch.setattr(accept, "visible_cards", lambda: [UNKNOWN] * 4)
     monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
     code = call("accept", ["--preset", "smoke", "--out", str(tmp_path / "out")])
     found = json.loads((tmp_path / "out" / "acceptance.json").read_text())
