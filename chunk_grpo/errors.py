@@ -39,6 +39,9 @@ class ChunkGrpoError(Exception):
     exit_code: int = 1
     """Exit code of the process."""
 
+    process: int | None = None
+    """Number of the process in which it arose, if another one raises it too; None: this one."""
+
     def __init__(self, *arguments: object) -> None:
         """Make the message fit to be shown."""
         super().__init__(*(_fit(text) if isinstance(text, str) else text for text in arguments))

@@ -57,8 +57,9 @@ def results_of_all(
         distributed.all_gather_object(everybody, own, group=group)
     except RuntimeError as error:
         raise TransientError("another process has ended") from error
-    for _, failure in everybody:
+    for number, (_, failure) in enumerate(everybody):
         if failure is not None:
+            failure.process = number if failure.process is None else failure.process
             raise failure
     return [result for result, _ in everybody]
 

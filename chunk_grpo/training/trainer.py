@@ -143,7 +143,8 @@ class Trainer:
             self._checkpoints.settle_copies()
             is_finished = True
         except DataError as error:
-            where = f"iteration {self._done + 1}, process {self._processes.index}"
+            process = self._processes.index if error.process is None else error.process
+            where = f"iteration {self._done + 1}, process {process}"
             last = self._checkpoints.newest_path() or "the base model"
             raise DataError(f"{where}: {error} The last good checkpoint is {last}.") from error
         finally:

@@ -57,6 +57,25 @@ def test_all_end_as_the_main_process_does(what: str, ends: list[tuple[int, str]]
         assert told in printed
 
 
+def fail_in_the_other(what: str) -> None:
+    """One of two processes; the second one fails in work that both do."""
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
+    processes = Processes()
+    try:
+        processes.by_all(lambda: write(what) if processes.index == 1 else None)
+    except ChunkGrpoError as error:
+        print(f"process {error.process}: {error}")  # noqa: T201
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.timeout(120)
+def test_an_error_names_the_process_in_which_it_arose(tmp_path: Path) -> None:
+    ends = in_pair(tmp_path, fail_in_the_other, "full")
+    assert [code for code, _ in ends] == [0, 0]
+    assert all("process 1: no space left\n" in printed for _, printed in ends)
+
+
 def gather_from_the_other(what: str) -> None:
     """One of two processes; the second one is late, as with a slow scorer, or dies."""
     distributed.init_process_group("gloo", timeout=timedelta(seconds=COLLECTIVE_SECONDS))

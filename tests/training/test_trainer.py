@@ -10,6 +10,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from chunk_grpo.errors import DataError, TransientError
+from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
 from chunk_grpo.training.journal import FILE, read_journal
 from chunk_grpo.training.processes import Processes
@@ -167,6 +168,21 @@ def test_a_gradient_that_is_not_finite_changes_no_weights(norm, train, tmp_path,
     ):
         train(tmp_path, iterations=1)
     assert checkpoint(tmp_path) is None
+
+
+def test_a_scorers_error_names_the_process_in_which_it_arose(train, tmp_path, monkeypatch):
+    """As `Processes.by_all` has it, for the process that prints it is another one."""
+
+    def refuse(self: Reward, batch: object) -> None:
+        error = DataError("scorer it: refuses an image.")
+        error.process = 1
+        raise error
+
+    monkeypatch.setattr(Reward, "scores", refuse)
+    with pytest.raises(
+        DataError, match=r"iteration 1, process 1: scorer it: refuses an image\. The last good"
+    ):
+        train(tmp_path, iterations=1, heldout={"every": 2})
 
 
 def test_the_rollouts_batch_size_changes_results_by_rounding_only(train, whole, tmp_path):
