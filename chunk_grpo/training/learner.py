@@ -18,13 +18,14 @@ from torch import Tensor
 
 from chunk_grpo.config import TrainParams
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.base import Family, Spread, TuningOptions
+from chunk_grpo.families.base import Family, Spread, TuningOptions, VelocityModel
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.families.sharding import local_shard
 from chunk_grpo.seeding import derive_seed, generator
+from chunk_grpo.training.base_distance import BaseModel
 from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext
 from chunk_grpo.training.ema import ExponentialMovingAverage
-from chunk_grpo.training.forward_values import NoiseOfItems, PolicyVelocity
+from chunk_grpo.training.forward_values import NoiseOfItems
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.optimizers import make_optimizer
 from chunk_grpo.training.processes import Processes
@@ -106,7 +107,7 @@ class Learner:
     def __init__(
         self,
         family: Family,
-        reference: PolicyVelocity | None,
+        reference: VelocityModel | None,
         method: Method,
         settings: TrainParams,
         processes: Processes,
@@ -116,7 +117,7 @@ class Learner:
 
         Args:
             family: Policy, prepared for training.
-            reference: Velocity of the reference policy; None: not needed.
+            reference: Reference policy; None: not needed.
             method: Settings of the variant.
             settings: `train` section of params.yaml.
             processes: Processes of this training.
@@ -125,7 +126,8 @@ class Learner:
         Raises:
             ConfigError: The package of the optimiser is not installed.
         """
-        self._family, self._policies = family, Policies(family.velocity, reference)
+        anchor = None if reference is None else reference.velocity
+        self._family, self._policies = family, Policies(family.velocity, anchor)
         self._parameters = list(family.trainable_parameters())
         self._method, self._settings, self._processes, self._seed = method, settings, processes, seed
         self.selector = ChunkSelector(method)
@@ -278,8 +280,8 @@ def prepared(
     start: Path | None,
     *,
     has_reference: bool,
-) -> PolicyVelocity | None:
-    """Prepare the family for training, and return the velocity of the reference policy, the base model.
+) -> BaseModel:
+    """Prepare the family for training, and return the base model, with the reference policy if it is needed.
 
     Args:
         family: The base model.
@@ -296,7 +298,7 @@ def prepared(
     options = tuning_of(settings)
     state = None if start is None else family.start_state(start, options)
     family.prepare_training(options, derive_seed("adapter", seed), spread)
-    reference = family.reference().velocity if has_reference else None
+    base = BaseModel(family, has_reference=has_reference, adapts=settings.lora is not None)
     if state is not None:
         try:
             family.load_trainable_state(state)
@@ -305,7 +307,7 @@ def prepared(
                 f"train.start_from: {start}: must have the weights that are trained; an adapter has the rank and the "
                 f"targets of train.lora. {error}"
             ) from error
-    return reference
+    return base
 
 
 def copied(value: Any) -> Any:

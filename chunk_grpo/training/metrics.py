@@ -100,6 +100,46 @@ def update_metrics(updates: Sequence[UpdateStats], grad_norms: Sequence[float]) 
     return metrics
 
 
+class StepSums:
+    """Clipping and log-ratios by update and step, summed over the iterations of a training."""
+
+    def __init__(self, updates: int, num_steps: int) -> None:
+        """Start at 0.
+
+        Args:
+            updates: Number of updates of an iteration, U.
+            num_steps: Number of noisy steps N.
+        """
+        self._sums = torch.zeros(4, updates, num_steps, dtype=torch.float64)
+
+    def add(self, updates: Sequence[UpdateStats]) -> None:
+        """Add an iteration: the statistics of each update, over all processes."""
+        for number, stats in enumerate(updates):
+            sums = self._sums[:, number]  # [4, N]
+            sizes = stats.log_prob_change.abs().double()
+            sums[:2] += stats.by_step
+            sums[2] += torch.bincount(stats.steps, minlength=sums.shape[1])
+            sums[3] += torch.bincount(stats.steps, sizes, minlength=sums.shape[1])
+
+    def metrics(self) -> dict[str, float]:
+        """Clipped share and mean |log-ratio| of the second update and later ones, by update and step, from 0."""
+        found = {}
+        for update in range(1, self._sums.shape[1]):
+            for step, (selected, clipped, trained, size) in enumerate(self._sums[:, update].T.tolist()):
+                if trained:
+                    found[f"step_clip_fraction/{update}/{step}"] = clipped / selected
+                    found[f"step_log_ratio/{update}/{step}"] = size / trained
+        return found
+
+    def state(self) -> Tensor:
+        """The sums, for a checkpoint."""
+        return self._sums
+
+    def load_state(self, state: Tensor) -> None:
+        """Restore the result of `state`."""
+        self._sums = state.clone()
+
+
 def fidelity_metrics(stats: UpdateStats, num_steps: int) -> dict[str, float]:
     """Difference between the log-probabilities of rollout and first update.
 
@@ -114,7 +154,6 @@ def fidelity_metrics(stats: UpdateStats, num_steps: int) -> dict[str, float]:
     for step in range(num_steps):
         of_step = change[stats.steps == step]
         if len(of_step):
-            metrics[f"fidelity_mean/{step}"] = float(of_step.mean())
             metrics[f"fidelity_p99/{step}"] = float(of_step.quantile(0.99))
     return metrics
 

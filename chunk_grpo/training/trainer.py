@@ -20,6 +20,7 @@ from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.image_files import as_pictures
 from chunk_grpo.progress import Meter
 from chunk_grpo.training.advantages import advantages_of, of_all_processes, rewards_of
+from chunk_grpo.training.base_distance import distance_from_base
 from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
 from chunk_grpo.training.controller import Controller, Verdict
 from chunk_grpo.training.copies import Copies
@@ -29,6 +30,7 @@ from chunk_grpo.training.learner import IterationState, Learner, copied, prepare
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.metrics import (
     MetricRow,
+    StepSums,
     fidelity_metrics,
     reward_metrics,
     seconds_metrics,
@@ -100,14 +102,15 @@ class Trainer:
             paths.checkpoints, paths.identity, settings.checkpoints_kept, self._processes, copies
         )
         own, shard = method.variant, self._processes.shard
-        reference = prepared(family, settings, seed, shard, paths.start, has_reference=own.has_reference)
+        self._base = prepared(family, settings, seed, shard, paths.start, has_reference=own.has_reference)
         family.use_network(self._processes.wrap(family.transformer))
-        self._learner = Learner(family, reference, method, settings, self._processes, seed)
+        self._learner = Learner(family, self._base.reference, method, settings, self._processes, seed)
         held_back = settings.heldout.controller if method.variant.controlled else None
         self._controller = Controller(settings.heldout.patience, held_back, method.bounds)
         self._best_state: dict[str, Any] = {}
         self._offloading = Offloading(family, settings.offload)
         self._heldout = HeldoutEvaluation(data.heldout, data.reward, data.unseen, settings, self._processes)
+        self._by_step = StepSums(settings.updates_per_iteration, method.grid.num_sde_steps)
         self._rows: list[MetricRow] = []
         self._done = 0
         self._unfinished: IterationState | None = None
@@ -163,6 +166,7 @@ class Trainer:
                     self._evaluate_if_due()
                     meter.advance(note=self._reward_so_far())
                     self._save_if_due()
+                self._record(self._done, self._metrics_at_end())
         except GivenUpError:
             return "stopped"
         except UnscoredError as error:
@@ -239,12 +243,30 @@ class Trainer:
         iteration, experience = state.number, state.experience
         own, norms = zip(*state.updates, strict=True)
         stats = [UpdateStats.of_all(parts) for parts in zip(*self._processes.gather([own]), strict=True)]
+        self._by_step.add(stats)
         fidelity = fidelity_metrics(stats[0], self._method.grid.num_sde_steps)
         if iteration == 1:
             warn_of_poor_fidelity(fidelity, self._method.variant.limits)
         seconds = seconds_metrics({**experience.seconds, "update": state.seconds}, len(experience.prompts))
         metrics = {**state.metrics, **update_metrics(stats, norms), **fidelity, **seconds}
         self._record(iteration, metrics)
+
+    def _metrics_at_end(self) -> dict[str, float]:
+        """Metrics of the whole training and of its last policy. Checkpoints lack them: a longer one goes on."""
+        with self._averaged():
+            distance = distance_from_base(
+                self._family,
+                self._base,
+                self._method.grid,
+                self._data.heldout,
+                self._settings.rollout_batch_size,
+                self._settings.heldout.seed,
+                self._processes,
+                self._check,
+            )
+        # DiffusionNFT has no ratio.
+        by_step = {} if self._method.variant.likelihood == "nft" else self._by_step.metrics()
+        return by_step if distance is None else by_step | {"distance_from_base": distance}
 
     def _record(
         self, iteration: int, metrics: Mapping[str, float], images: NDArray[np.uint8] | None = None
@@ -331,6 +353,7 @@ class Trainer:
         self._learner.load_state(found)
         self._learner.selector.load_state(state.extra["chunks"])
         self._controller.load_state(state.extra["controller"])
+        self._by_step.load_state(state.extra["by_step"])
         self._best_state, self._learner.bounds = state.extra["best"], self._controller.bounds
         self._rows = [
             (i, n, v) for i, n, v in state.rows if not n.startswith("heldout") or self._is_measured(i)
@@ -376,6 +399,7 @@ class Trainer:
             "unfinished": unfinished,
             "sampled": self._processes.gather([[batch.state() for batch in self._sampled]]),
             "controller": self._controller.state(),
+            "by_step": self._by_step.state(),
             "best": self._best_state,
         }
         state = TrainingState(self._done, trained["network"], trained["optimizer"], self._rows, extra)

@@ -156,8 +156,7 @@ class TransitionValues:
 
 def _matching(method: Method, batch: UpdateBatch) -> MatchingValues:
     """Values of AWM."""
-    finals, noise = _noised(method, batch)
-    return MatchingValues(method.grid, batch.conditioning, finals, noise)
+    return MatchingValues(method.grid, batch.conditioning, *_noised(method, batch))
 
 
 def _nft(method: Method, batch: UpdateBatch) -> NftValues:
@@ -189,9 +188,7 @@ def _noised(method: Method, batch: UpdateBatch) -> tuple[Tensor, NoiseOfItems]:
 
 
 VALUES: Mapping[Likelihood, Callable[[Method, UpdateBatch], StepValues]] = implemented(
-    LIKELIHOODS,
-    "training/update.py",
-    {"transition": TransitionValues, "matching": _matching, "nft": _nft},
+    LIKELIHOODS, "training/update.py", {"transition": TransitionValues, "matching": _matching, "nft": _nft}
 )
 """By choice: (method, batch) -> values that stand for log p. Raise ValueError if the batch lacks what they need."""
 
@@ -212,6 +209,8 @@ class UpdateStats:
     """int64 [m], step of each item."""
     log_prob_change: Tensor
     """New minus old log-probability of each item [m], from the pass with gradients."""
+    by_step: Tensor
+    """float64 [2, S - 1], number of selected items of each step, and of those whose chunk is clipped."""
     skipped: int = 0
     """Number of selected items that were not trained, because their micro-batch had no gradient."""
 
@@ -225,6 +224,7 @@ class UpdateStats:
             kl_sum=sum(part.kl_sum for part in parts),
             steps=torch.cat([part.steps for part in parts]),
             log_prob_change=torch.cat([part.log_prob_change for part in parts]),
+            by_step=torch.stack([part.by_step for part in parts]).sum(dim=0),
             skipped=sum(part.skipped for part in parts),
         )
 
@@ -377,16 +377,17 @@ class Update:
 
     @property
     def _terms(self) -> Terms:
-        batch = self._batch
-        return Terms(self._old, batch.advantages, batch.chunks, self._values.drift)
+        return Terms(self._old, self._batch.advantages, self._batch.chunks, self._values.drift)
 
     def _statistics(self, new: Tensor, kl_sum: float, steps: Tensor, changes: Tensor) -> UpdateStats:
         chunks = self._batch.chunks
         ratios = chunk_ratio(new if self._values.has_ratio else self._old, self._old, chunks.assignment)
         clipped = clipped_chunks(ratios, self._terms, self._bounds)
         trained = torch.zeros(new.shape, dtype=torch.float64)  # [B, S - 1]
-        trained[tuple(torch.cat(self._packing.all).unbind(dim=1))] = 1
+        trained[tuple(torch.cat(self._packing.all).T)] = 1
         is_whole = chunks.assignment.means(trained) == 1  # [B, Kmax]
+        counted = (chunks.selected, chunks.selected & clipped)
+        by_step = [chunks.assignment.to_steps(of_chunks.double()).sum(dim=0) for of_chunks in counted]
         return UpdateStats(
             ratios=ratios[chunks.selected & is_whole],
             chunk=chunks.selected.nonzero()[:, 1],
@@ -394,5 +395,6 @@ class Update:
             kl_sum=kl_sum,
             steps=steps,
             log_prob_change=changes,
+            by_step=torch.stack(by_step),
             skipped=self._skipped,
         )

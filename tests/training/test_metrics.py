@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from chunk_grpo.training.metrics import finite_rows, update_metrics
+from chunk_grpo.training.metrics import StepSums, finite_rows, update_metrics
 from chunk_grpo.training.update import UpdateStats
 
 
@@ -24,7 +24,14 @@ def test_metrics_of_two_updates_by_hand() -> None:
     """Chunks 0, 2 and 2 with four items, then chunk 2 with one."""
     updates = [
         UpdateStats(
-            torch.tensor(ratios), torch.tensor(chunk), torch.tensor(clipped), kl_sum, items, 0.0 * items, 3
+            torch.tensor(ratios),
+            torch.tensor(chunk),
+            torch.tensor(clipped),
+            kl_sum,
+            items,
+            0.0 * items,
+            torch.zeros(2, 4),
+            3,
         )
         for ratios, chunk, clipped, kl_sum, items in (
             ([0.5, 1.0, 1.5], [0, 2, 2], [False, False, True], 1.0, torch.arange(4)),
@@ -48,3 +55,27 @@ def test_metrics_of_two_updates_by_hand() -> None:
             "chunk_clip_fraction/2": 2 / 3,
         }
     )
+
+
+def moved(steps: list[int], changes: list[float], selected: list[int], clipped: list[int]) -> UpdateStats:
+    """Statistics with what the sums by step read."""
+    one = torch.ones(1)
+    by_step = torch.tensor([selected, clipped], dtype=torch.float64)
+    return UpdateStats(one, one.long(), one.bool(), 0.0, torch.tensor(steps), torch.tensor(changes), by_step)
+
+
+def test_clipping_by_update_and_step_of_two_iterations_by_hand() -> None:
+    """Step 0: 1 of 2, then 2 of 2; step 1: never; step 2: none of 3, one of which was not passed."""
+    first = moved([0, 0, 2, 2, 2], [0.0] * 5, [2, 0, 3], [0, 0, 0])
+    sums, again = StepSums(2, 3), StepSums(2, 3)
+    sums.add([first, moved([0, 0, 2], [0.25, -0.5, 0.125], [2, 0, 2], [1, 0, 0])])
+    again.load_state(sums.state())
+    again.add([first, moved([0, 0], [-1.0, 0.25], [2, 0, 1], [2, 0, 0])])
+    assert again.metrics() == {
+        "step_clip_fraction/1/0": 0.75,
+        "step_log_ratio/1/0": 0.5,  # (0.25 + 0.5 + 1 + 0.25) / 4
+        "step_clip_fraction/1/2": 0.0,
+        "step_log_ratio/1/2": 0.125,
+    }
+    assert sums.metrics()["step_clip_fraction/1/0"] == 0.5  # a checkpoint's sums stay as they are
+    assert StepSums(1, 3).metrics() == {}

@@ -155,15 +155,15 @@ def test_a_stop_does_not_wait_for_a_reward_that_hangs(answers, policy, data, tmp
 
 def stats(change: list[float], steps: list[int]) -> UpdateStats:
     one = torch.ones(1)
-    return UpdateStats(one, one.long(), one.bool(), 0.0, torch.tensor(steps), torch.tensor(change))
+    by_step = torch.zeros(2, 1 + max(steps), dtype=torch.float64)
+    return UpdateStats(one, one.long(), one.bool(), 0.0, torch.tensor(steps), torch.tensor(change), by_step)
 
 
 def test_ratio_fidelity_is_reported_per_step():
     told = fidelity_metrics(stats([1e-6, -3e-6, 0.0, 2e-6], [0, 0, 2, 2]), 3)
-    assert told["fidelity_mean/0"] == pytest.approx(2e-6)
-    assert told["fidelity_mean/2"] == pytest.approx(1e-6)
     assert told["fidelity_p99/0"] == pytest.approx(1e-6 + 0.99 * 2e-6)
-    assert "fidelity_mean/1" not in told  # no such step was trained
+    assert told["fidelity_p99/2"] == pytest.approx(0.99 * 2e-6)
+    assert "fidelity_p99/1" not in told  # no such step was trained
     assert told["fidelity_p99"] == pytest.approx(3e-6 - 0.03 * 1e-6)
 
 
