@@ -32,11 +32,12 @@ from chunk_grpo.reporting.evidence import (
 from chunk_grpo.reporting.flips import flips_of
 from chunk_grpo.reporting.gallery import Grid
 from chunk_grpo.reporting.official_benchmarks import benchmarks_not_run
+from chunk_grpo.reporting.palette import is_crowded
 from chunk_grpo.reporting.sentences import headline, order_sentences, verdicts_text
 from chunk_grpo.reporting.series import Curve
 from chunk_grpo.reporting.statistics import METHOD, POWER
 from chunk_grpo.reporting.tables import Table
-from chunk_grpo.reporting.trained import chunk_uses, plan_moments, trained_in_numbers
+from chunk_grpo.reporting.trained import chunk_uses, plan_moments, step_uses, trained_in_numbers
 
 PAPER_SCORERS = {"hpsv3": "HPSv3", "imagereward": "ImageReward", "pickscore": "PickScore"}
 FEW_SCORERS = 2
@@ -61,9 +62,17 @@ def reward_curves_text(settings: ReportSettings) -> str:
         f"Held-out: the first {training.heldout_prompts} held-out prompts, {images}, without noise in the steps (ODE). "
         "The iteration’s prompts: training prompts, with the noise of training in the steps (SDE). Both take the "
         f"{training.num_steps} steps of training. The answer and the scores are of all held-out prompts in "
-        f"{settings.num_steps} steps (ODE), so their level is another: compare the ends of one curve with each other. "
-        "Lines: means over training seeds; bands: lowest to highest seed."
+        f"{settings.num_steps} steps (ODE), so their level is another: compare the ends of one curve with each other."
     )
+
+
+def lines_text(settings: ReportSettings) -> str:
+    """What the lines of curves by iteration are, and their bands, where there are any."""
+    seeds = len(settings.train_seeds)
+    if seeds == 1:
+        return "Lines: one training seed."
+    lines = f"Lines: mean of {seeds} training seeds"
+    return f"{lines}." if is_crowded(settings.variants) else f"{lines}; bands: range of {seeds} seeds."
 
 
 Curves = dict[str, dict[str, Curve]]
@@ -188,6 +197,7 @@ class Content:
             trained_in_numbers(v, source, training, evidence.runs) for v, source in metrics.items()
         ]
         self.tradeoffs = reward_hacking.tradeoffs(self.rewards["heldout_reward"], self.watched, training)
+        self.by_distance = reward_hacking.by_distance(metrics)
         works: dict[str, dict[str, float | None]] = {
             "images drawn": {line.variant: float(line.images) for line in self.trained},
             "seconds of training": {line.variant: line.seconds for line in self.trained},
@@ -197,7 +207,8 @@ class Content:
         self.trained_table = training_tables.trained_table(self.trained)
         self.uses = {v: chunk_uses(source) for v, source in metrics.items()}
         self.draws = training_tables.draws_table(self.uses)
-        self.clipping = training_tables.clipping_table(self.uses)
+        self.steps = {v: step_uses(source) for v, source in metrics.items()}
+        self.clipping = training_tables.clipping_table(self.steps)
         self.plans = training_tables.plan_table({v: plan_moments(source) for v, source in metrics.items()})
 
 

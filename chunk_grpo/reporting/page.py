@@ -16,7 +16,7 @@ from chunk_grpo.progress import duration
 from chunk_grpo.reporting import figures, palette, paper, tables
 from chunk_grpo.reporting.benchmarks import EVAL
 from chunk_grpo.reporting.comparisons import NO_BREAK, SEEN, prompts_text
-from chunk_grpo.reporting.content import SECTIONS, Content, Curves, reward_curves_text
+from chunk_grpo.reporting.content import SECTIONS, Content, Curves, lines_text, reward_curves_text
 from chunk_grpo.reporting.evidence import BASE, REWARD, Drawn, Evidence, ReportSettings
 from chunk_grpo.reporting.flips import Flips
 from chunk_grpo.reporting.gallery import VISIBLE, grid_png
@@ -25,7 +25,7 @@ from chunk_grpo.reporting.panels import NARROW, WIDE, Figure, panel_figures, plo
 from chunk_grpo.reporting.sentences import with_first
 from chunk_grpo.reporting.series import csv_text, curve_rows
 from chunk_grpo.reporting.statistics import Interval
-from chunk_grpo.reporting.trained import ChunkUse, Trained
+from chunk_grpo.reporting.trained import ChunkUse, StepUse, Trained
 from chunk_grpo.reporting.variant_summary import mix_text
 
 WIDER = {(2, 1): 2.11, (3, 2): 1.58, (3, 1): 3.33}
@@ -136,6 +136,7 @@ def render(
         "visible": VISIBLE,
         "seen": SEEN,
         "training_curves": reward_curves_text(content.settings),
+        "lines": lines_text(content.settings),
         "reward": mix_text(content.settings.rewards),
     }
     text = environment.get_template(template).render()
@@ -250,16 +251,20 @@ def plot_files(content: Content) -> dict[str, str]:
         )
         return csv_text(("variant", "metric", "iteration", *band), rows)
 
+    def by_variant(
+        kind: type[ChunkUse] | type[StepUse], uses: Mapping[str, Sequence[ChunkUse | StepUse]]
+    ) -> str:
+        rows = ((variant, *astuple(use)) for variant, found in uses.items() for use in found)
+        return csv_text(("variant", *(f.name for f in fields(kind))), rows)
+
     return {
         "plots/l1_profile.csv": csv_text(("sampler", "step", "t", *band), l1),
         "plots/reward_curves.csv": by_iteration(content.rewards),
         "plots/training.csv": by_iteration(content.training),
         "plots/watched.csv": by_iteration(content.watched),
         "plots/how_trained.csv": csv_text([f.name for f in fields(Trained)], map(astuple, content.trained)),
-        "plots/chunk_draws.csv": csv_text(
-            ("variant", *(f.name for f in fields(ChunkUse))),
-            ((variant, *astuple(use)) for variant, uses in content.uses.items() for use in uses),
-        ),
+        "plots/chunk_draws.csv": by_variant(ChunkUse, content.uses),
+        "plots/step_clipping.csv": by_variant(StepUse, content.steps),
         "plots/pairs.csv": csv_text(
             ("measure", "first", "second", *ends, "p_value"),
             (

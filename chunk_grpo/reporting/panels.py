@@ -85,8 +85,8 @@ def curve_figures(content: Content) -> dict[str, Figure]:
             found[name] = curve_figure(curves, titles, settings.variants, (width, height), limits, where)
     if content.by_work:
         found["work"] = work_figure(content.by_work, settings.variants)
-    if content.tradeoffs:
-        found["tradeoff"] = tradeoff_figure(content.tradeoffs, settings.variants)
+    if content.tradeoffs or content.by_distance:
+        found["tradeoff"] = tradeoff_figure(content.tradeoffs, content.by_distance, settings.variants)
     return found
 
 
@@ -101,17 +101,23 @@ def work_figure(by_work: Curves, variants: Sequence[str]) -> Figure:
 
 
 def tradeoff_figure(
-    tradeoffs: Mapping[str, Mapping[str, tuple[Curve, Curve]]], variants: Sequence[str]
+    tradeoffs: Mapping[str, Mapping[str, tuple[Curve, Curve]]],
+    by_distance: Mapping[str, tuple[Curve, Curve]],
+    variants: Sequence[str],
 ) -> Figure:
-    """Each scorer outside the reward over the training reward: a panel for each scorer."""
+    """The reward over the distance from the base, and each scorer outside the reward over the reward."""
     panels: list[tuple[Draw, str]] = []
+    if by_distance:
+        draw = partial(plots.draw_tradeoff, ways=by_distance, variants=variants, title="training reward")
+        label = "Line chart of the training reward over the distance from the base; one line per variant."
+        panels.append((partial(draw, along="distance from the base (KL)"), label))
     for scorer, ways in tradeoffs.items():
         draw = partial(plots.draw_tradeoff, ways=ways, variants=variants, title=scorer)
         label = (
             f"Line chart of {scorer} over the training reward; one line per variant, from the base to a dot."
         )
         panels.append((draw, label))
-    return Figure(panels, THIRD, 3)
+    return Figure(panels, *((HALF, 2) if len(panels) < 3 else (THIRD, 3)))
 
 
 def curve_figure(

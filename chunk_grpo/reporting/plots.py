@@ -83,7 +83,7 @@ def draw_curves(
     limit: float | None = None,
     along: str = "iteration",
 ) -> None:
-    """Draw a metric by iteration: one line per variant, with a band over the training seeds unless there are many.
+    """Draw a metric by iteration: one line per variant, with its band unless there are many variants.
 
     `variants` are all in order, for the colours; `limit` is the value of a horizontal reference line; `along` is the
     label of the x-axis.
@@ -107,20 +107,25 @@ def draw_curves(
 
 
 def draw_tradeoff(
-    axes: Axes, ways: Mapping[str, tuple[Curve, Curve]], variants: Sequence[str], title: str
+    axes: Axes,
+    ways: Mapping[str, tuple[Curve, Curve]],
+    variants: Sequence[str],
+    title: str,
+    along: str = "training reward on the same images",
 ) -> None:
-    """Draw an unseen score over the training reward: a line per variant from the base to a dot, its last policy.
+    """Draw a score over another quantity: a line per variant from the base to a dot, its last policy.
 
-    `ways` has the curves of reward and score at the same iterations, `variants` all in order, for the colours.
+    `ways` has the curves of quantity and score at the same iterations, `variants` all in order, for the colours;
+    `along` is the label of the x-axis.
     """
-    for variant, (reward, score) in ways.items():
+    for variant, (passed, score) in ways.items():
         colour, style = variant_colour(variants, variant), line_style(variants, variant)
-        axes.plot(reward.mean, score.mean, color=colour, linestyle=style, linewidth=1.4)
-        axes.plot(reward.mean[-1:], score.mean[-1:], "o", color=colour, markersize=5)
-        axes.plot(reward.mean[:1], score.mean[:1], "o", color=BASE_COLOUR, markersize=5)
+        axes.plot(passed.mean, score.mean, color=colour, linestyle=style, linewidth=1.4)
+        axes.plot(passed.mean[-1:], score.mean[-1:], "o", color=colour, markersize=5)
+        axes.plot(passed.mean[:1], score.mean[:1], "o", color=BASE_COLOUR, markersize=5)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=ROUND))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=ROUND))
-    axes.set_xlabel("training reward on the same images")
+    axes.set_xlabel(along)
     axes.set_title(title)
     axes.margins(0.06)
 

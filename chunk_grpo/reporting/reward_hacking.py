@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +59,31 @@ def tradeoffs(
         for name in training.unseen
         if f"heldout/{name}" in curves
     }
+
+
+def by_distance(sources: Mapping[str, Source]) -> dict[str, tuple[Curve, Curve]]:
+    """Variant to the distance from the base and the held-out training reward, of the base and of the last policy.
+
+    Means over the training seeds; variants without a distance are left out.
+    """
+    found = {}
+    for variant, source in sources.items():
+        values = metric_values(source)
+        rewards = values.get("heldout_reward", {})
+        ends = [
+            (rewards[seed, 0], rewards[seed, last], distance)
+            for (seed, last), distance in values.get("distance_from_base", {}).items()
+            if {(seed, 0), (seed, last)} <= rewards.keys()
+        ]
+        if ends:
+            base, tuned, distance = map(fmean, zip(*ends, strict=True))
+            found[variant] = _line(0.0, distance), _line(base, tuned)
+    return found
+
+
+def _line(first: float, last: float) -> Curve:
+    values = np.array([first, last])
+    return Curve(np.arange(2), values, values, values)
 
 
 def _common(first: Curve, second: Curve) -> tuple[Curve, Curve]:

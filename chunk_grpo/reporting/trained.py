@@ -1,19 +1,22 @@
 """Training statistics of the variants: sizes, clipping, ratios, time, chunks drawn, and recomputed plans.
 
 Required are only the metrics that every version of the trainer has written. The following are optional, and values that
-depend on missing ones are left out: trained_steps, kl, degenerate_groups, fidelity_p99, chunk_draws/J,
-chunk_clip_fraction/J, profile_drift, boundary_shift and chunk_size/J.
+depend on missing ones are left out: trained_steps, kl, distance_from_base, degenerate_groups, fidelity_p99,
+chunk_draws/J, chunk_clip_fraction/J, step_clip_fraction/U/S, step_log_ratio/U/S, profile_drift, boundary_shift and
+chunk_size/J.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from chunk_grpo.artifacts import RunManifest
 from chunk_grpo.reporting.evidence import Source, TrainingSettings
 from chunk_grpo.reporting.series import MetricValues, metric_values
 
+STEP_METRICS = ("step_clip_fraction", "step_log_ratio")
 FIDELITY_LIMIT = 0.1
 """Share of the clip range above which rounding causes a warning, as in the trainer."""
 
@@ -39,7 +42,9 @@ class Trained:
     max_ratio_distance: float | None
     """Largest |ratio - 1| of an iteration."""
     kl: float | None
-    """KL divergence from the base, per step."""
+    """KL divergence from the base in the objective, per step."""
+    distance: float | None
+    """KL divergence of the last policy's held-out trajectories from the base's."""
     grad_norm: float | None
     """Gradient norm before clipping."""
     degenerate_groups: float | None
@@ -62,6 +67,20 @@ class ChunkUse:
     """Share of all draws of the variant."""
     clip_fraction: float | None
     """Share of these draws that were clipped; None if the chunk was never drawn."""
+
+
+@dataclass(frozen=True)
+class StepUse:
+    """Clipping of a step in an update, means over training seeds; the fields are columns of plots/step_clipping.csv."""
+
+    update: int
+    """Number of the update in its iteration, from 0."""
+    step: int
+    """Number of the step, from 0, noise to image."""
+    clip_fraction: float
+    """Share of the selected items of the step whose gradient is clipped."""
+    log_ratio: float
+    """Mean |log-ratio| of the step."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +126,7 @@ def trained_in_numbers(
         clip_fraction=mean("clip_fraction"),
         max_ratio_distance=_mean(max(1 - lows[key], highs[key] - 1) for key in lows if key in highs),
         kl=mean("kl"),
+        distance=mean("distance_from_base"),
         grad_norm=mean("grad_norm"),
         degenerate_groups=mean("degenerate_groups"),
         fidelity_of_clip_range=None if fidelity is None else fidelity / min(ranges),
@@ -127,6 +147,16 @@ def chunk_uses(source: Source) -> tuple[ChunkUse, ...]:
         share = count / total if total else 0.0
         found.append(ChunkUse(chunk, round(count), share, clipped / count if count else None))
     return tuple(found)
+
+
+def step_uses(source: Source) -> tuple[StepUse, ...]:
+    """Clipping by update and step of one variant; empty if it was not recorded."""
+    values, start = metric_values(source), f"{STEP_METRICS[0]}/"
+    places = sorted(tuple(map(int, m.removeprefix(start).split("/"))) for m in values if m.startswith(start))
+    return tuple(
+        StepUse(update, step, *(fmean(values[f"{m}/{update}/{step}"].values()) for m in STEP_METRICS))
+        for update, step in places
+    )
 
 
 def plan_moments(source: Source) -> tuple[PlanMoment, ...]:

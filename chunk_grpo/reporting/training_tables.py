@@ -8,14 +8,11 @@ from chunk_grpo.reporting.comparisons import NO_BREAK, number
 from chunk_grpo.reporting.evidence import TrainingSettings
 from chunk_grpo.reporting.reward_hacking import Ending
 from chunk_grpo.reporting.tables import Cell, Row, Table, text_row
-from chunk_grpo.reporting.trained import FIDELITY_LIMIT, ChunkUse, PlanMoment, Trained
+from chunk_grpo.reporting.trained import FIDELITY_LIMIT, ChunkUse, PlanMoment, StepUse, Trained
 from chunk_grpo.reporting.variant_summary import short
 
 FEW_CHUNKS = 8
-"""Largest number of chunks for which a cell shows draws and clipping."""
-
-MANY_CHUNKS = 24
-"""Largest number of chunks for which a cell shows clipping; larger plans are in the CSV only."""
+"""Largest number of chunks that the table of draws shows; larger plans are in the CSV only."""
 
 NOTHING = Cell("–")
 
@@ -28,7 +25,7 @@ TRAINED_COLUMNS: tuple[tuple[str, Callable[[Trained], Cell]], ...] = (
     ),
     ("clipped terms", lambda t: _cell(t.clip_fraction, "{:.1%}".format)),
     (f"largest |ratio{NO_BREAK}−{NO_BREAK}1|", lambda t: _cell(t.max_ratio_distance, small)),
-    ("KL", lambda t: _cell(t.kl, small)),
+    ("distance from the base", lambda t: _cell(t.distance, small)),
     ("gradient norm", lambda t: _cell(t.grad_norm, "{:.3g}".format)),
     ("degenerate groups per iteration", lambda t: _cell(t.degenerate_groups, lambda v: number(v, 1))),
     ("ratio fidelity", lambda t: _fidelity(t.fidelity_of_clip_range)),
@@ -48,28 +45,26 @@ def trained_table(found: Sequence[Trained]) -> Table:
 
 
 def draws_table(uses: Mapping[str, Sequence[ChunkUse]]) -> Table | None:
-    """Share of draws and clipping by chunk, for variants with few chunks; None if there are none."""
+    """Share of the draws by chunk, for variants with few chunks; None if there are none."""
+    few = {
+        (variant, ""): {use.chunk: Cell(f"{use.share:.0%}", heat=use.share) for use in found}
+        for variant, found in uses.items()
+        if 0 < 1 + max((use.chunk for use in found), default=-1) <= FEW_CHUNKS
+    }
+    return _numbered(few, "chunk {}")
 
-    def cell(use: ChunkUse) -> Cell:
-        clipped = "" if use.clip_fraction is None else f"clipped {use.clip_fraction:.0%}"
-        return Cell(f"{use.share:.0%}", note=clipped, heat=use.share)
 
-    few = {variant: found for variant, found in uses.items() if 0 < _size(found) <= FEW_CHUNKS}
-    return _by_chunk(few, "chunk {}", cell)
-
-
-def clipping_table(uses: Mapping[str, Sequence[ChunkUse]]) -> Table | None:
-    """Clipping by chunk, for variants with more chunks; None if there are none."""
-    more = {variant: found for variant, found in uses.items() if FEW_CHUNKS < _size(found) <= MANY_CHUNKS}
-    fractions = [use.clip_fraction or 0.0 for found in more.values() for use in found]
-    largest = max(fractions, default=0.0) or 1.0
-
-    def cell(use: ChunkUse) -> Cell:
-        if use.clip_fraction is None:
-            return NOTHING
-        return Cell(f"{use.clip_fraction:.0%}", heat=use.clip_fraction / largest)
-
-    return _by_chunk(more, "{}", cell)
+def clipping_table(uses: Mapping[str, Sequence[StepUse]]) -> Table | None:
+    """Clipped share and mean |log-ratio| by step, a row for each update; None if they were not recorded."""
+    largest = max((use.clip_fraction for found in uses.values() for use in found), default=0.0) or 1.0
+    rows: dict[tuple[str, str], dict[int, Cell]] = {}
+    for variant, found in uses.items():
+        for use in found:
+            cell = Cell(
+                f"{use.clip_fraction:.0%}", note=small(use.log_ratio), heat=use.clip_fraction / largest
+            )
+            rows.setdefault((variant, f"update {use.update}"), {})[use.step] = cell
+    return _numbered(rows, "{}")
 
 
 def plan_table(moments: Mapping[str, Sequence[PlanMoment]]) -> Table | None:
@@ -111,22 +106,21 @@ def _fidelity(share: float | None) -> Cell:
     return Cell(f"{share:.1%}")
 
 
-def _size(found: Sequence[ChunkUse]) -> int:
-    return 1 + max((use.chunk for use in found), default=-1)
-
-
-def _by_chunk(
-    uses: Mapping[str, Sequence[ChunkUse]], head: str, cell: Callable[[ChunkUse], Cell]
-) -> Table | None:
-    """One column per chunk, blank for variants with fewer chunks; None without variants."""
-    if not uses:
+def _numbered(found: Mapping[tuple[str, str], Mapping[int, Cell]], head: str) -> Table | None:
+    """A column for each chunk or step, blank where a row has none; a row for (variant, text); None without rows."""
+    if not found:
         return None
-    chunks = range(max(_size(found) for found in uses.values()))
-    rows = []
-    for variant, found in uses.items():
-        by_chunk = {use.chunk: cell(use) for use in found}
-        rows.append(Row(variant, tuple(by_chunk.get(chunk, Cell("")) for chunk in chunks), variant))
-    return Table(("variant", *(head.format(chunk) for chunk in chunks)), tuple(rows))
+    numbers = range(1 + max(max(cells) for cells in found.values()))
+    rows = (
+        Row(
+            ", ".join(filter(None, (variant, text))),
+            tuple(cells.get(number, Cell("")) for number in numbers),
+            variant,
+            text,
+        )
+        for (variant, text), cells in found.items()
+    )
+    return Table(("variant", *(head.format(number) for number in numbers)), tuple(rows))
 
 
 def _plan_row(variant: str, moment: PlanMoment) -> Row:

@@ -18,6 +18,11 @@ def optional_rows(variant: str, seed: int) -> list[dict[str, object]]:
         values = {"trained_steps": 256.0, "kl": 0.001, "degenerate_groups": 1.0, "fidelity_p99": 2e-5}
         values |= {f"chunk_draws/{chunk}": 4.0 for chunk in range(16 if variant == "dance" else 8)}
         values["chunk_clip_fraction/0"] = 0.25
+        if iteration == 3:
+            values |= {
+                f"step_{name}/1/{step}": 0.5 for name in ("clip_fraction", "log_ratio") for step in range(16)
+            }
+            values["distance_from_base"] = 0.02
         if variant == "chunk":
             values |= {"profile_drift": 0.1, "boundary_shift": 0.5, "chunk_size/0": 9.0, "chunk_size/1": 7.0}
         rows += [(iteration, metric, value) for metric, value in values.items()]
@@ -76,6 +81,11 @@ def test_training_in_numbers_and_pictures(files: dict[str, bytes]) -> None:
     draws = files["plots/chunk_draws.csv"].decode().splitlines()
     assert len(draws) == 1 + 16 + 7 * 8
     assert draws[1] == "dance,0,36,0.0625,0.25"  # 4 draws x 3 iterations x 3 seeds
+    steps = files["plots/step_clipping.csv"].decode().splitlines()
+    assert steps[:2] == ["variant,update,step,clip_fraction,log_ratio", "dance,1,0,0.5,0.5"]
+    assert len(steps) == 1 + 16 * 8
+    assert "tradeoff.png" in files
+    assert "Lines: mean of 3 training seeds." in html and "bands: range" not in html
     assert files["plots/how_trained.csv"].decode().startswith("variant,images,trained_items,")
 
 

@@ -5,7 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from chunk_grpo.reporting.reward_hacking import Ending, conclusion, endings, tradeoffs, watched_curves
+from chunk_grpo.reporting.reward_hacking import (
+    Ending,
+    by_distance,
+    conclusion,
+    endings,
+    tradeoffs,
+    watched_curves,
+)
 from chunk_grpo.reporting.series import Curve
 from chunk_grpo.reporting.training_tables import endings_table
 from tests.reporting.conftest import metrics_source, training_settings
@@ -99,3 +106,18 @@ def test_a_trade_off_pairs_reward_and_unseen_score_at_the_same_iterations() -> N
     reward, score = found["exact"]["v"]
     assert reward.x.tolist() == score.x.tolist() == [0, 10]
     assert (reward.mean.tolist(), score.mean.tolist()) == ([0.1, 0.3], [0.9, 0.7])
+
+
+def test_reward_over_distance_has_both_ends_of_each_seed() -> None:
+    """Seed 1 ended early, at iteration 5."""
+    rewards = [(0, 0, 0.5), (0, 5, 0.9), (0, 10, 0.7), (1, 0, 0.3), (1, 5, 0.5)]
+    made = metrics_source(
+        *((seed, at, "heldout_reward", value) for seed, at, value in rewards),
+        (0, 10, "distance_from_base", 0.02),
+        (1, 5, "distance_from_base", 0.04),
+    )
+    found = by_distance({"v": made, "old": metrics_source((0, 0, "heldout_reward", 0.5))})
+    assert list(found) == ["v"]
+    distance, reward = found["v"]
+    assert distance.mean.tolist() == pytest.approx([0.0, 0.03])
+    assert reward.mean.tolist() == pytest.approx([0.4, 0.6])

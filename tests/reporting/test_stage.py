@@ -1,5 +1,6 @@
 """The report stage on a synthetic run: files, page, determinism, and errors about missing input."""
 
+import dataclasses
 import json
 import re
 from html import unescape
@@ -12,7 +13,7 @@ from markdown_it import MarkdownIt
 
 from chunk_grpo.artifacts import read_table, table_from_rows, write_table
 from chunk_grpo.config.variant_rules import RESERVED_VARIANTS
-from chunk_grpo.reporting.content import ONLY_TRAINED
+from chunk_grpo.reporting.content import ONLY_TRAINED, lines_text
 from stages import report
 from stages._stage import run_stage
 
@@ -23,7 +24,7 @@ FILES = {
     *("differences.png", "grid.png", "grid-more.png", "profile.png", "curves.png", "training.png"),
     *("won.png", "lost.png"),
     *(f"plots/{name}.csv" for name in ("chunk_draws", "differences", "how_trained", "l1_profile", "pairs")),
-    *(f"plots/{name}.csv" for name in ("reward_curves", "training", "watched")),
+    *(f"plots/{name}.csv" for name in ("reward_curves", "step_clipping", "training", "watched")),
 }
 
 
@@ -242,5 +243,23 @@ def test_missing_rows_are_named(
 def test_report_omits_sections_missing_in_older_artifacts(files: dict[str, bytes]) -> None:
     html = files["index.html"].decode()  # these metrics are what the first version wrote
     assert "How they trained" in html
-    assert not any(text in html for text in ("being hacked", "drawn and clipped", "Plans recomputed", ">KL<"))
+    assert not any(
+        text in html
+        for text in (
+            "being hacked",
+            "Chunks drawn",
+            "Clipping by step",
+            "Plans recomputed",
+            "distance from the base<",
+        )
+    )
     assert files["plots/chunk_draws.csv"].decode() == "variant,chunk,draws,share,clip_fraction\n"
+
+
+def test_bands_are_named_for_what_they_are(files: dict[str, bytes], small: Run) -> None:
+    """Below the curves of the reward and below the others; one seed has no band."""
+    lines = "Lines: mean of 3 training seeds; bands: range of 3 seeds."
+    assert files["report.md"].decode().count(lines) == 2
+    content = small.content()
+    alone = dataclasses.replace(content.settings, train_seeds=(0,))
+    assert lines_text(alone) == "Lines: one training seed."

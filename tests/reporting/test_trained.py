@@ -6,7 +6,7 @@ import pytest
 
 from chunk_grpo.artifacts import RunManifest
 from chunk_grpo.reporting.content import not_trained
-from chunk_grpo.reporting.tables import Table
+from chunk_grpo.reporting.tables import Cell, Table
 from chunk_grpo.reporting.trained import (
     FIDELITY_LIMIT,
     ChunkUse,
@@ -14,6 +14,7 @@ from chunk_grpo.reporting.trained import (
     Trained,
     chunk_uses,
     plan_moments,
+    step_uses,
     trained_in_numbers,
 )
 from chunk_grpo.reporting.training_tables import (
@@ -26,7 +27,7 @@ from chunk_grpo.training import metrics as trainer
 from tests.reporting.conftest import metrics_source, training_settings
 
 SETTINGS = training_settings()
-LINE = Trained("v", 32, 128.0, 1e-4, 1e-4, 0.25, 3.1e-4, 0.0, 0.5, 1.5, 0.05, 2.5)
+LINE = Trained("v", 32, 128.0, 1e-4, 1e-4, 0.25, 3.1e-4, 0.0, 0.02, 0.5, 1.5, 0.05, 2.5)
 
 
 def manifest(stage: str, seconds: float) -> RunManifest:
@@ -51,6 +52,7 @@ def test_means_over_seeds_and_iterations_by_hand() -> None:
         *((0, i, "grad_norm", 2.0) for i in (1, 2)),
         *((0, i, "degenerate_groups", 1.0 * i) for i in (1, 2)),
         *((0, i, "fidelity_p99", 2e-5 * i) for i in (1, 2)),
+        *((seed, 2, "distance_from_base", 0.01 + 0.02 * seed) for seed in (0, 1)),
     ]
     found = trained_in_numbers(
         "v",
@@ -62,6 +64,7 @@ def test_means_over_seeds_and_iterations_by_hand() -> None:
     assert found.trained_items == 150
     assert found.max_ratio_distance == pytest.approx((0.15 + 0.2) / 2)
     assert found.kl == 0.75
+    assert found.distance == pytest.approx(0.02)
     assert found.grad_norm == 2.0
     assert found.degenerate_groups == 1.5
     assert found.fidelity_of_clip_range == pytest.approx(0.3)  # mean 3e-5 over the smallest clip range 1e-4
@@ -111,20 +114,42 @@ def uses(count: int) -> tuple[ChunkUse, ...]:
     return tuple(ChunkUse(chunk, 1, 1 / count, chunk / count) for chunk in range(count))
 
 
-def test_few_chunks_have_draws_and_more_have_clipping_alone() -> None:
-    many = {"two": uses(2), "eight": uses(8), "sixteen": uses(16), "long": uses(25), "old": ()}
-    few, more = draws_table(many), clipping_table(many)
+def test_few_chunks_have_draws() -> None:
+    few = draws_table({"two": uses(2), "eight": uses(8), "sixteen": uses(16), "old": ()})
     assert few is not None
     assert [row.head for row in few.rows] == ["two", "eight"]
     assert few.columns[1:] == tuple(f"chunk {i}" for i in range(8))
     cell = few.rows[0].cells[1]
-    assert (cell.text, cell.note, cell.heat) == ("50%", "clipped 50%", 0.5)
+    assert (cell.text, cell.heat) == ("50%", 0.5)
     assert [cell.text for cell in few.rows[0].cells[2:]] == [""] * 6
-    assert texts(more)[0][:5] == ["sixteen", "0%", "6%", "12%", "19%"]
-    assert more is not None
-    assert more.rows[0].cells[-1].heat == 1.0  # the largest of the table
     assert draws_table({"old": ()}) is None
-    assert clipping_table({"two": uses(2)}) is None
+
+
+def test_clipping_by_update_and_step_by_hand() -> None:
+    """Two seeds; updates and steps are numbers: 10 comes after 2."""
+    clipped = {(1, 0): (0.1, 0.3), (1, 10): (0.0, 0.0), (2, 2): (0.8, 0.8)}
+    rows = [
+        row
+        for (update, step), shares in clipped.items()
+        for seed, share in enumerate(shares)
+        for row in (
+            (seed, 2, f"step_clip_fraction/{update}/{step}", share),
+            (seed, 2, f"step_log_ratio/{update}/{step}", 1e-4 * (1 + share)),
+        )
+    ]
+    found = step_uses(metrics_source(*rows))
+    assert [(use.update, use.step) for use in found] == [(1, 0), (1, 10), (2, 2)]
+    assert found[0].clip_fraction == pytest.approx(0.2)
+    assert found[0].log_ratio == pytest.approx(1.2e-4)
+    table = clipping_table({"v": found, "old": ()})
+    assert table is not None
+    assert table.columns == ("variant", *map(str, range(11)))
+    assert [row.head for row in table.rows] == ["v, update 1", "v, update 2"]
+    (first, second), cell = (row.cells for row in table.rows), Cell("")
+    assert (first[0].text, first[0].note) == ("20%", "0.00012")
+    assert first[0].heat == pytest.approx(0.25) and second[2].heat == 1.0  # relative to the largest
+    assert list(first[1:10]) == [cell] * 9 and first[10].text == "0%"
+    assert clipping_table({"old": step_uses(metrics_source((0, 1, "kl", 0.0)))}) is None
 
 
 def moment_rows(seed: int, sizes: dict[int, tuple[int, int]]) -> list[tuple[int, int, str, float]]:
