@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from chunk_grpo.reporting.comparisons import NO_BREAK, number
@@ -51,20 +52,21 @@ def draws_table(uses: Mapping[str, Sequence[ChunkUse]]) -> Table | None:
         for variant, found in uses.items()
         if 0 < 1 + max((use.chunk for use in found), default=-1) <= FEW_CHUNKS
     }
-    return _numbered(few, "chunk {}")
+    return _numbered(few, "chunk {}", "variant")
 
 
 def clipping_table(uses: Mapping[str, Sequence[StepUse]]) -> Table | None:
     """Clipped share and mean |log-ratio| by step, a row for each update; None if they were not recorded."""
-    largest = max((use.clip_fraction for found in uses.values() for use in found), default=0.0) or 1.0
+    everything = [use for found in uses.values() for use in found]
+    largest = max((use.clip_fraction for use in everything), default=0.0) or 1.0
+    power = math.floor(math.log10(max((use.log_ratio for use in everything), default=0.0) or 1.0))
     rows: dict[tuple[str, str], dict[int, Cell]] = {}
     for variant, found in uses.items():
         for use in found:
-            cell = Cell(
-                f"{use.clip_fraction:.0%}", note=small(use.log_ratio), heat=use.clip_fraction / largest
-            )
+            note, heat = f"{use.log_ratio / 10**power:.2g}", use.clip_fraction / largest
+            cell = Cell(f"{use.clip_fraction:.0%}", note=note, heat=heat)
             rows.setdefault((variant, f"update {use.update}"), {})[use.step] = cell
-    return _numbered(rows, "{}")
+    return _numbered(rows, "{}", f"clipped; |log-ratio| in 1e{power}")
 
 
 def plan_table(moments: Mapping[str, Sequence[PlanMoment]]) -> Table | None:
@@ -106,7 +108,7 @@ def _fidelity(share: float | None) -> Cell:
     return Cell(f"{share:.1%}")
 
 
-def _numbered(found: Mapping[tuple[str, str], Mapping[int, Cell]], head: str) -> Table | None:
+def _numbered(found: Mapping[tuple[str, str], Mapping[int, Cell]], head: str, first: str) -> Table | None:
     """A column for each chunk or step, blank where a row has none; a row for (variant, text); None without rows."""
     if not found:
         return None
@@ -120,7 +122,7 @@ def _numbered(found: Mapping[tuple[str, str], Mapping[int, Cell]], head: str) ->
         )
         for (variant, text), cells in found.items()
     )
-    return Table(("variant", *(head.format(number) for number in numbers)), tuple(rows))
+    return Table((first, *(head.format(number) for number in numbers)), tuple(rows))
 
 
 def _plan_row(variant: str, moment: PlanMoment) -> Row:

@@ -143,10 +143,10 @@ def test_clipping_by_update_and_step_by_hand() -> None:
     assert found[0].log_ratio == pytest.approx(1.2e-4)
     table = clipping_table({"v": found, "old": ()})
     assert table is not None
-    assert table.columns == ("variant", *map(str, range(11)))
+    assert table.columns == ("clipped; |log-ratio| in 1e-4", *map(str, range(11)))
     assert [row.head for row in table.rows] == ["v, update 1", "v, update 2"]
     (first, second), cell = (row.cells for row in table.rows), Cell("")
-    assert (first[0].text, first[0].note) == ("20%", "0.00012")
+    assert (first[0].text, first[0].note) == ("20%", "1.2")
     assert first[0].heat == pytest.approx(0.25) and second[2].heat == 1.0  # relative to the largest
     assert list(first[1:10]) == [cell] * 9 and first[10].text == "0%"
     assert clipping_table({"old": step_uses(metrics_source((0, 1, "kl", 0.0)))}) is None

@@ -79,3 +79,5 @@ def test_clipping_by_update_and_step_of_two_iterations_by_hand() -> None:
     }
     assert sums.metrics()["step_clip_fraction/1/0"] == 0.5  # a checkpoint's sums stay as they are
     assert StepSums(1, 3).metrics() == {}
+    two_processes = UpdateStats.of_all([moved([0], [0.5], [1, 2], [1, 0]), moved([1], [0.0], [3, 0], [0, 0])])
+    assert two_processes.by_step.tolist() == [[4, 2], [1, 0]]

@@ -356,6 +356,9 @@ def test_statistics_are_of_the_selected_chunks():
     )
     assert stats.chunk.bincount(minlength=3).tolist() == selected.sum(dim=0).tolist()
     assert len(stats.ratios) == len(stats.clipped) == int(selected.sum())
+    drawn, clipped = (chunk.bincount(minlength=3) for chunk in (stats.chunk, stats.chunk[stats.clipped]))
+    assert 0 < clipped.sum() < drawn.sum()
+    assert stats.by_step.tolist() == [of.repeat_interleave(sizes).tolist() for of in (drawn, clipped)]
     assert stats.kl_sum == 0.0
 
 
