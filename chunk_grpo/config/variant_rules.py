@@ -248,6 +248,8 @@ def steps_without_noise_have_no_density(
         yield Problem(("sampling", "sde"), f"{rule}, got 'ode'")
     for name, variant in variants.items():
         if variant.sde != "ode":
+            if variant.solver != "euler":
+                yield _problem(name, "solver", "needs sde: ode, in all steps", variant.solver)
             continue
         if train.same_noise_in_group:
             rule = "needs train.same_noise_in_group: false, or the images of a group are one and the same"
@@ -286,9 +288,10 @@ def forward_processes_need_no_transitions(variants: Variants) -> Iterator[Proble
         if variant.likelihood != "nft" and variant.nft_beta != VariantParams.model_fields["nft_beta"].default:
             yield _problem(name, "nft_beta", "needs likelihood: nft", variant.nft_beta)
         if variant.likelihood == "transition":
-            if variant.forward_noise != "image":
-                rule = "needs likelihood: matching or nft, whose images are noised again"
-                yield _problem(name, "forward_noise", rule, variant.forward_noise)
+            for key, usual in (("forward_noise", "image"), ("forward_times", "grid")):
+                if (value := getattr(variant, key)) != usual:
+                    rule = "needs likelihood: matching or nft, whose images are noised again"
+                    yield _problem(name, key, rule, value)
             continue
         for key, usual in (("ratio_norm", "none"), ("trust_region", "clip")):
             if (value := getattr(variant, key)) != usual:

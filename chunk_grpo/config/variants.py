@@ -18,6 +18,7 @@ from chunk_grpo.core.choices import (
     RatioNorm,
     Sde,
     Selection,
+    Solver,
     StepWeights,
     TrustRegion,
 )
@@ -99,6 +100,10 @@ class VariantParams(Section):
     """What shares the noise of a step, with another `likelihood` than `transition`. `image`: each image has its own;
     `group`: the images of a group have the same, so that their values differ less by chance. Source: V-GRPO, arXiv
     2604.23380."""
+    forward_times: Literal["grid", "stratified"] = "grid"
+    """Times to which images are noised, with another `likelihood` than `transition`. `grid`: those of the steps;
+    `stratified`: each step's is drawn from its part of (0, 1), for each image or group, as `forward_noise` says.
+    Source: V-GRPO, arXiv 2604.23380."""
     sample_from: Literal["latest", "average"] = "latest"
     """Weights of the sampling policy with `likelihood: nft`. `latest`; `average`: those that `train.ema_decay`
     averages, which give the images and the old velocities. Source: DiffusionNFT."""
@@ -109,6 +114,9 @@ class VariantParams(Section):
     `sampling.sde`. Source: CPS; DiffusionNFT."""
     eta: Eta | None = None
     """Scale of the noise; at most 1 with `sde: cps`; null: `sampling.eta`. Source: as `sampling.eta`."""
+    solver: Solver = "euler"
+    """Rule of the rollouts' steps with `sde: ode`. `euler`: Eq. (3); `dpm2`: DPM-Solver++ (2M), of second order and as
+    many evaluations. Evaluation images are Euler's. Source: DiffusionNFT."""
     window: WindowParams | None = None
     """Window of noisy steps, which moves or is drawn; null: noise in all steps. Source: MixGRPO."""
     branching: BranchingParams | None = None

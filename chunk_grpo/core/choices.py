@@ -84,6 +84,16 @@ SDES: Mapping[Sde, Choice] = _table(
 )
 """Noise of a step; implemented in core/sde.py."""
 
+Solver: TypeAlias = Literal["euler", "dpm2"]
+SOLVERS: Mapping[Solver, Choice] = _table(
+    Solver,
+    {
+        "euler": Choice("Euler steps", "Eq. (3)"),
+        "dpm2": Choice("steps of second order (DPM-Solver++)", "DPM-Solver++ (2M), arXiv 2211.01095"),
+    },
+)
+"""Rule of the ODE's steps; implemented in core/solvers.py."""
+
 Selection: TypeAlias = Literal["uniform", "weighted", "unbiased", "annealed", "trajectory"]
 SELECTIONS: Mapping[Selection, Choice] = _table(
     Selection,

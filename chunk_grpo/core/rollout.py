@@ -6,10 +6,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from chunk_grpo.core.choices import Solver
 from chunk_grpo.core.flow import ode_step
 from chunk_grpo.core.log_prob import gaussian_log_prob
 from chunk_grpo.core.precision import at_least_float32
 from chunk_grpo.core.sde import SDE, Sampler, require_coefficients, require_noisy_steps, require_time_grid
+from chunk_grpo.core.solvers import ODE_STEPS, OdeStep
 from chunk_grpo.core.types import Trajectory, Velocity
 
 Generators: TypeAlias = torch.Generator | Sequence[torch.Generator]
@@ -51,6 +53,7 @@ def rollout_sde(
     sampler: Sampler = SDE,
     keep_means: bool = False,
     predict_at: Sequence[int] | None = None,
+    solver: Solver = "euler",
 ) -> Trajectory:
     """Sample trajectories with noise in every step but the last, or in chosen steps.
 
@@ -73,6 +76,7 @@ def rollout_sde(
         keep_means: Whether to keep the mean of each noisy step too, which takes as much memory as the states.
         predict_at: Steps in 0 .. S - 2, in any order, at whose beginning the predicted data x - t v is kept; it takes
             no further evaluation. None: no step.
+        solver: Rule of the ODE steps.
 
     Returns:
         The trajectories, without gradients.
@@ -88,6 +92,7 @@ def rollout_sde(
     if predict_at is not None:
         require_noisy_steps("predict_at", predict_at, num_sde_steps)
     states, means, log_probs, stds, predicted = [at_least_float32(x1)], [], [], [], []
+    advance = ODE_STEPS[solver]()
     for step in range(num_sde_steps):
         x = states[-1]
         t, t_next = float(times[step]), float(times[step + 1])
@@ -103,14 +108,14 @@ def rollout_sde(
             log_probs.append(gaussian_log_prob(states[-1], mean, transition.std))
             stds.append(sampler.std(t, t_next, coef))
         else:
-            mean = ode_step(x, velocity_now, t, t_next)
+            mean = advance(x, velocity_now, t, t_next)
             states.append(mean)
             log_probs.append(x.new_zeros(x.shape[0]))
             stds.append(torch.zeros((), dtype=torch.float64))
         if keep_means:
             means.append(mean)
         _report(on_step, step)
-    states.append(_ode_move(velocity, states[-1], times, num_sde_steps))
+    states.append(_ode_move(velocity, states[-1], times, num_sde_steps, advance))
     _report(on_step, num_sde_steps)
     return Trajectory(
         times=times.to(torch.float64),
@@ -148,16 +153,16 @@ def rollout_ode(
         ValueError: `times` is not a time grid.
     """
     require_time_grid(times)
-    states = [at_least_float32(x1)]
+    states, advance = [at_least_float32(x1)], ODE_STEPS["euler"]()
     for step in range(first_step, len(times) - 1):
-        states.append(_ode_move(velocity_for_step(step), states[-1], times, step))
+        states.append(_ode_move(velocity_for_step(step), states[-1], times, step, advance))
         _report(on_step, step)
     return torch.stack(states, dim=1)
 
 
-def _ode_move(velocity: Velocity, x: Tensor, times: Tensor, step: int) -> Tensor:
+def _ode_move(velocity: Velocity, x: Tensor, times: Tensor, step: int, advance: OdeStep) -> Tensor:
     t, t_next = float(times[step]), float(times[step + 1])
-    return ode_step(x, velocity(x, _batch_time(t, x)), t, t_next)
+    return advance(x, velocity(x, _batch_time(t, x)), t, t_next)
 
 
 def _batch_time(t: float, x: Tensor) -> Tensor:

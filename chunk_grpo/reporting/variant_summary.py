@@ -16,6 +16,7 @@ from chunk_grpo.core.choices import (
     RATIO_NORMS,
     SDES,
     SELECTIONS,
+    SOLVERS,
     STEP_WEIGHTS,
     TRUST_REGIONS,
     Choice,
@@ -23,6 +24,7 @@ from chunk_grpo.core.choices import (
 
 _CHOICES: Mapping[str, Mapping[Any, Choice]] = {
     "sde": SDES,
+    "solver": SOLVERS,
     "selection": SELECTIONS,
     "step_weights": STEP_WEIGHTS,
     "ratio_norm": RATIO_NORMS,

@@ -8,18 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from chunk_grpo.core.flow import interpolate
-from chunk_grpo.core.forward_process import matching_value, nft_value, velocity_divergence
+from chunk_grpo.core.forward_process import matching_value, nft_value, stratified_times, velocity_divergence
 from chunk_grpo.families.base import Conditioning, ConditioningRows
-from chunk_grpo.training.method import StepGrid
+from chunk_grpo.seeding import generator
+from chunk_grpo.training.chunk_selection import DrawContext
+from chunk_grpo.training.method import Method
 
 PolicyVelocity = Callable[[Tensor, Tensor, Conditioning], Tensor]
 """(x [n, L, D], t [n], conditioning of n prompts) -> velocity [n, L, D]."""
 
-NoiseOfItems = Callable[[Tensor, Tensor], Tensor]
-"""(rows [n], steps [n]) -> standard normal noise [n, L, D] on the CPU, the same at every call."""
+PairsOfItems = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(rows [n], steps [n]) -> times [n] and standard normal noise [n, L, D] on the CPU, the same at every call."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +47,15 @@ class MatchingValues:
     has_ratio = True
     drift: Tensor | None = None
 
-    def __init__(
-        self, grid: StepGrid, conditioning: ConditioningRows, finals: Tensor, noise: NoiseOfItems
-    ) -> None:
+    def __init__(self, conditioning: ConditioningRows, finals: Tensor, pairs: PairsOfItems) -> None:
         """Keep the images of B trajectories.
 
         Args:
-            grid: Sampling grid, for the times of the steps.
             conditioning: Prompts of the trajectories.
             finals: Final latents [B, L, D].
-            noise: Noise of items.
+            pairs: Time and noise of items.
         """
-        self._grid, self._conditioning, self._finals, self._noise_of = grid, conditioning, finals, noise
+        self._conditioning, self._finals, self._pairs = conditioning, finals, pairs
 
     def old(self, kept: Tensor) -> Tensor:
         """The sampling policy's values, which `sampled_log_prob` has found."""
@@ -64,7 +64,7 @@ class MatchingValues:
     def predict(self, policy: PolicyVelocity, rows: Tensor, steps: Tensor) -> NoisedPrediction:
         """Velocity at the noised states."""
         x0 = self._finals[rows]
-        noise, t = self._noise_of(rows, steps).to(x0), self._grid.times[steps].to(x0)
+        t, noise = (each.to(x0) for each in self._pairs(rows, steps))
         x = interpolate(x0, noise, t)
         velocity = policy(x, t, self._conditioning.rows(rows).to(x0.device))
         return NoisedPrediction(velocity, x, x0, noise, t)
@@ -89,10 +89,9 @@ class NftValues(MatchingValues):
 
     def __init__(
         self,
-        grid: StepGrid,
         conditioning: ConditioningRows,
         finals: Tensor,
-        noise: NoiseOfItems,
+        pairs: PairsOfItems,
         velocities: Tensor,
         first_step: Tensor,
         good: Tensor,
@@ -101,16 +100,15 @@ class NftValues(MatchingValues):
         """Keep the images of B trajectories.
 
         Args:
-            grid: Sampling grid, for the times of the steps.
             conditioning: Prompts of the trajectories.
             finals: Final latents [B, L, D].
-            noise: Noise of items.
+            pairs: Time and noise of items.
             velocities: Room for the sampling policy's velocities [B, Z, L, D], which `sampled_log_prob` fills.
             first_step: Step of each row's first velocity [B].
             good: DiffusionNFT's probability that an image is good [B].
             beta: Mixture of the two velocities.
         """
-        super().__init__(grid, conditioning, finals, noise)
+        super().__init__(conditioning, finals, pairs)
         self._velocities, self._first_step, self._good, self._beta = velocities, first_step, good, beta
 
     def log_prob(self, prediction: NoisedPrediction, rows: Tensor, steps: Tensor) -> Tensor:
@@ -125,3 +123,30 @@ class NftValues(MatchingValues):
         places = steps - self._first_step[rows]
         self._velocities[rows, places] = prediction.velocity.to(self._velocities)
         return self.log_prob(prediction, rows, steps)
+
+
+def drawn_pairs(context: DrawContext, method: Method, shape: torch.Size, alike: int) -> PairsOfItems:
+    """Times, and noise [n, *shape], of the forward process: streams for each `alike` rows and step.
+
+    They do not depend on the process that has the rows.
+
+    Args:
+        context: Index of the update and its rows; it names the random streams.
+        method: Settings of the variant.
+        shape: Shape of an image's latents.
+        alike: Number of consecutive rows of the update that share them.
+    """
+
+    def pairs(rows: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+        named = [
+            (context.seed, context.iteration, context.update, context.rows[row] // alike * alike, step)
+            for row, step in zip(rows.tolist(), steps.tolist(), strict=True)
+        ]
+        noise = torch.stack([torch.randn(shape, generator=generator("forward", *item)) for item in named])
+        times = method.grid.times
+        if method.variant.forward_times == "grid":
+            return times[steps], noise
+        shares = [torch.rand((), generator=generator("forward-time", *item)) for item in named]
+        return stratified_times(times, steps, torch.stack(shares)), noise
+
+    return pairs

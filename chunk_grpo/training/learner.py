@@ -21,11 +21,11 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.families.base import Family, Spread, TuningOptions, VelocityModel
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.families.sharding import local_shard
-from chunk_grpo.seeding import derive_seed, generator
+from chunk_grpo.seeding import derive_seed
 from chunk_grpo.training.base_distance import BaseModel
 from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext
 from chunk_grpo.training.ema import ExponentialMovingAverage
-from chunk_grpo.training.forward_values import NoiseOfItems
+from chunk_grpo.training.forward_values import drawn_pairs
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.optimizers import make_optimizer
 from chunk_grpo.training.processes import Processes
@@ -224,13 +224,13 @@ class Learner:
             old_means=part.means,
             chunks=self.selector.select(part, context),
             finals=part.finals,
-            noise=_noise_of(context, part.finals.shape[1:], self._alike),
+            pairs=drawn_pairs(context, self._method, part.finals.shape[1:], self._alike),
         )
         return Update(self._policies, self._method, batch, self.bounds, self._settings.micro_batch_size)
 
     @property
     def _alike(self) -> int:
-        """Consecutive rows of an update, of all processes, that share the noise of the forward process."""
+        """Consecutive rows of an update, of all processes, that share the forward process's times and noise."""
         return self._settings.group_size if self._method.variant.forward_noise == "group" else 1
 
     def state(self) -> dict[str, Any]:
@@ -317,23 +317,6 @@ def copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: copied(held) for key, held in value.items()}
     return [copied(held) for held in value] if isinstance(value, list) else value
-
-
-def _noise_of(context: DrawContext, shape: torch.Size, alike: int) -> NoiseOfItems:
-    """Noise of the forward process, [n, *shape]: a stream for each `alike` rows and step, whatever process has them."""
-
-    def noise(rows: Tensor, steps: Tensor) -> Tensor:
-        named = [
-            (context.rows[row] // alike * alike, step)
-            for row, step in zip(rows.tolist(), steps.tolist(), strict=True)
-        ]
-        streams = (
-            generator("forward", context.seed, context.iteration, context.update, row, step)
-            for row, step in named
-        )
-        return torch.stack([torch.randn(shape, generator=stream) for stream in streams])
-
-    return noise
 
 
 def _plain(stats: UpdateStats) -> dict[str, Any]:

@@ -237,6 +237,7 @@ class _Sampling:
                 sampler=grid.sampler,
                 keep_means=self._keep_means,
                 predict_at=self._method.predicted_steps,
+                solver=self._method.variant.solver,
             )
             yield SampledTrajectories(
                 states=made.states,

@@ -29,7 +29,7 @@ from chunk_grpo.core.objective import Bounds, Terms, clipped_chunks, gradient_co
 from chunk_grpo.core.ratios import NORMALISED, chunk_ratio
 from chunk_grpo.core.types import Transition
 from chunk_grpo.families.base import ConditioningRows
-from chunk_grpo.training.forward_values import MatchingValues, NftValues, NoiseOfItems, PolicyVelocity
+from chunk_grpo.training.forward_values import MatchingValues, NftValues, PairsOfItems, PolicyVelocity
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.packing import pack
 from chunk_grpo.training.processes import Processes
@@ -65,8 +65,8 @@ class UpdateBatch:
     """Trained chunks and their weights."""
     finals: Tensor | None = None
     """Final latents [B, L, D]; None without a forward process."""
-    noise: NoiseOfItems | None = None
-    """Noise of items of the forward process; None without one."""
+    pairs: PairsOfItems | None = None
+    """Time and noise of items of the forward process; None without one."""
 
 
 class StepValues(Protocol):
@@ -156,21 +156,21 @@ class TransitionValues:
 
 def _matching(method: Method, batch: UpdateBatch) -> MatchingValues:
     """Values of AWM."""
-    return MatchingValues(method.grid, batch.conditioning, *_noised(method, batch))
+    finals, pairs = _noised(method, batch)
+    return MatchingValues(batch.conditioning, finals, pairs)
 
 
 def _nft(method: Method, batch: UpdateBatch) -> NftValues:
     """Values of DiffusionNFT."""
-    finals, noise = _noised(method, batch)
+    finals, pairs = _noised(method, batch)
     if batch.old_means is None:
         raise ValueError("likelihood nft needs room for the old velocities: roll out with keep_means")
     if batch.advantages.ndim != 1:
         raise ValueError(f"likelihood nft needs advantages [B], got {tuple(batch.advantages.shape)}")
     return NftValues(
-        method.grid,
         batch.conditioning,
         finals,
-        noise,
+        pairs,
         velocities=batch.old_means,
         first_step=batch.first_step,
         good=optimality(batch.advantages, method.advantage_clip),
@@ -178,13 +178,13 @@ def _nft(method: Method, batch: UpdateBatch) -> NftValues:
     )
 
 
-def _noised(method: Method, batch: UpdateBatch) -> tuple[Tensor, NoiseOfItems]:
-    """Final latents and noise of the forward process."""
-    if batch.finals is None or batch.noise is None:
+def _noised(method: Method, batch: UpdateBatch) -> tuple[Tensor, PairsOfItems]:
+    """Final latents, and times and noise of the forward process."""
+    if batch.finals is None or batch.pairs is None:
         raise ValueError(
-            f"likelihood {method.variant.likelihood} needs the final latents and the items' noise"
+            f"likelihood {method.variant.likelihood} needs the final latents and the items' times and noise"
         )
-    return batch.finals, batch.noise
+    return batch.finals, batch.pairs
 
 
 VALUES: Mapping[Likelihood, Callable[[Method, UpdateBatch], StepValues]] = implemented(

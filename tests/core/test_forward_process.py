@@ -5,12 +5,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from chunk_grpo.core.flow import interpolate
+from chunk_grpo.core.flow import interpolate, time_grid
 from chunk_grpo.core.forward_process import (
     LEAST_WEIGHT,
     matching_value,
     nft_value,
     optimality,
+    stratified_times,
     velocity_divergence,
 )
 
@@ -76,3 +77,31 @@ def test_optimality_is_a_half_for_the_average_image() -> None:
 def test_the_divergence_is_the_mean_squared_difference() -> None:
     expected = ((VELOCITY - OLD).numpy() ** 2).reshape(n, -1).mean(axis=1)
     np.testing.assert_allclose(velocity_divergence(VELOCITY, OLD).numpy(), expected, rtol=1e-12)
+
+
+def test_stratified_times_by_hand() -> None:
+    """The grid 1, 0.6, 0.2, 0 of 3 steps in two parts, from 1 to 0.4 and from 0.4 to 0."""
+    times = torch.tensor([1.0, 0.6, 0.2, 0.0], dtype=torch.float64)
+    steps, shares = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0.0, 0.5, 0.9, 0.0, 0.5, 1.0])
+    # Places 0, 0.75, 1.35, 1.5, 2.25, 3 on the grid.
+    expected = [1.0, 1 - 0.75 * 0.4, 0.6 - 0.35 * 0.4, 0.4, 0.2 - 0.25 * 0.2, 0.0]
+    assert stratified_times(times, steps, shares).tolist() == pytest.approx(expected, abs=1e-7)
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+def test_stratified_times_have_the_mean_of_independent_ones_and_a_smaller_variance(shift: float) -> None:
+    """Of t over N = 16 steps. With shift 1 the variances of the mean are 1 / (12 N^3) and 1 / (12 N)."""
+    draws, steps = 4000, torch.arange(16)
+    times, stream = time_grid(17, shift), torch.Generator().manual_seed(0)
+    shares = torch.rand(draws * 16, generator=stream)
+    found = stratified_times(times, steps.repeat(draws), shares).view(draws, 16)
+    anywhere = torch.randint(16, (draws * 16,), generator=stream)
+    independent = stratified_times(times, anywhere, shares).view(draws, 16)
+    middle = ((times[:-1] + times[1:]) / 2).mean()  # of the grid's steps, which are equally likely
+    for drawn in (found, independent):
+        mean = drawn.mean(dim=1)
+        assert abs(mean.mean() - middle) < 4 * mean.std() / draws**0.5
+    if shift == 1:
+        assert float(found.mean(dim=1).var()) == pytest.approx(1 / (12 * 16**3), rel=0.1)
+        assert float(independent.mean(dim=1).var()) == pytest.approx(1 / (12 * 16), rel=0.1)
+    assert found.mean(dim=1).var() < independent.mean(dim=1).var() / 100

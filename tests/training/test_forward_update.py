@@ -39,6 +39,11 @@ MATCHING = method_with(clip_range=1e-2, kl_coef=0.3, likelihood="matching")
 NFT = method_with(advantage_clip=2.0, clip_range=1e-2, kl_coef=0.3, likelihood="nft", nft_beta=0.4)
 
 
+def pairs(rows: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """Time of the step, and noise by row and step."""
+    return TIMES[steps], noise(rows, steps)
+
+
 def noise(rows: Tensor, steps: Tensor) -> Tensor:
     """Noise by row and step."""
     return torch.stack(
@@ -61,7 +66,7 @@ def forward_case(name: str, moved: float = 0.02) -> Case:
             batch,
             states=empty,
             finals=batch.states[:, -1],
-            noise=noise,
+            pairs=pairs,
             old_log_probs=torch.full_like(batch.old_log_probs, torch.nan),
             old_means=torch.full_like(batch.old_means, torch.nan),
         ),
@@ -151,7 +156,7 @@ def test_on_policy_ratios_are_one() -> None:
     ("method", "missing", "message"),
     [
         (MATCHING, {"finals": None}, "likelihood matching needs the final latents"),
-        (MATCHING, {"noise": None}, "likelihood matching needs the final latents and the items' noise"),
+        (MATCHING, {"pairs": None}, "likelihood matching needs the final latents and the items' times and"),
         (NFT, {"old_means": None}, "likelihood nft needs room for the old velocities"),
         (NFT, {"advantages": torch.ones(B, 3)}, r"likelihood nft needs advantages \[B\], got \(6, 3\)"),
     ],

@@ -83,7 +83,15 @@ OTHER_BATCHES = {
         {"objective": "step", "plan": "step", "likelihood": "nft", "sample_from": "average"}, SHARDED
     ),
     "shared-noise": Job(
-        {"objective": "step", "plan": "step", "likelihood": "matching", "forward_noise": "group"},
+        {
+            "objective": "chunk",
+            "plan": "listed",
+            "likelihood": "matching",
+            "forward_noise": "group",
+            "forward_times": "stratified",
+            "sde": "ode",
+            "solver": "dpm2",
+        },
         {**SMALL, "prompts_per_iteration": 2},
     ),
     "gains": Job(

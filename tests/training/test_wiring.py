@@ -20,9 +20,8 @@ from chunk_grpo.training import trainer
 from chunk_grpo.training.advantages import advantages_of
 from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext
 from chunk_grpo.training.ema import ExponentialMovingAverage
-from chunk_grpo.training.forward_values import MatchingValues, NftValues
+from chunk_grpo.training.forward_values import MatchingValues, NftValues, drawn_pairs
 from chunk_grpo.training.heldout import heldout_images
-from chunk_grpo.training.learner import _noise_of
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.rollouts import Experience, Iteration, collect_experience
 from chunk_grpo.training.run import TrainingData
@@ -246,57 +245,94 @@ def test_each_branch_point_draws_its_own_noise(branched: list[Experience]) -> No
         assert abs(float(first @ second)) < 0.5
 
 
-def test_each_update_draws_its_own_noise_of_the_forward_process() -> None:
-    """A row and step have their noise whatever process has them, other ones in each update, iteration and seed."""
+def pairs_of(
+    context: DrawContext, rows: Any, steps: Any, alike: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Drawn times and noise of items, with latents of 5 tokens with 2 channels."""
+    variant = {"objective": "step", "plan": "step", "likelihood": "matching", "forward_times": "stratified"}
+    return drawn_pairs(context, method_of(small_params(variant)), torch.Size([5, 2]), alike)(rows, steps)
+
+
+def test_each_update_draws_its_own_pairs_of_the_forward_process() -> None:
+    """A row and step have them whatever process has them, other ones in each update, iteration and seed."""
     context = DrawContext(seed=0, iteration=1, iterations=3, update=0, rows=range(4), total=4)
-    rows, steps = torch.tensor([1, 2]), torch.tensor([0, 3])
-    noise = _noise_of(context, torch.Size([5, 2]), 1)(rows, steps)
-    elsewhere = _noise_of(replace(context, rows=range(1, 3)), torch.Size([5, 2]), 1)(rows - 1, steps)
-    assert torch.equal(elsewhere, noise)
-    for change in ({"seed": 1}, {"iteration": 2}, {"update": 1}):
-        other = _noise_of(replace(context, **change), torch.Size([5, 2]), 1)(rows, steps)
-        assert not bool((other == noise).any())
-    assert not bool((_noise_of(context, torch.Size([5, 2]), 1)(rows, steps + 1) == noise).any())
-    assert not bool((noise[0] == noise[1]).any())
+    rows, steps = torch.tensor([1, 2]), torch.tensor([0, 0])
+    made = pairs_of(context, rows, steps)
+    elsewhere = pairs_of(replace(context, rows=range(1, 3)), rows - 1, steps)
+    others = [replace(context, **change) for change in ({"seed": 1}, {"iteration": 2}, {"update": 1})]
+    drawn = [*(pairs_of(other, rows, steps) for other in others), pairs_of(context, rows, steps + 1)]
+    for number, values in enumerate(made):
+        assert torch.equal(elsewhere[number], values)
+        assert not any(bool((other[number] == values).any()) for other in drawn)
+        assert not bool((values[0] == values[1]).any())
 
 
-def test_rows_that_are_alike_share_their_noise_of_the_forward_process() -> None:
+def test_rows_that_are_alike_share_their_pairs_of_the_forward_process() -> None:
     """Rows 3 to 5 of an update, in whatever process; their neighbours, another step and another iteration do not."""
     context = DrawContext(seed=0, iteration=1, iterations=3, update=0, rows=range(9), total=9)
-    shape, step = torch.Size([5, 2]), torch.ones(9, dtype=torch.int64)
-    noise = _noise_of(context, shape, 3)(torch.arange(9), step)
-    assert torch.equal(noise, noise[[0, 0, 0, 3, 3, 3, 6, 6, 6]])
-    assert not any(bool((noise[a] == noise[b]).any()) for a, b in ((0, 3), (3, 6), (0, 6)))
-    second = _noise_of(replace(context, rows=range(4, 9)), shape, 3)(torch.arange(5), step[:5])
-    assert torch.equal(second, noise[4:])
-    others = _noise_of(context, shape, 3), _noise_of(replace(context, iteration=2), shape, 3)
-    for other, there in zip(others, (step + 1, step), strict=True):
-        assert not bool((other(torch.arange(9), there) == noise).any())
+    rows, step = torch.arange(9), torch.ones(9, dtype=torch.int64)
+    second = pairs_of(replace(context, rows=range(4, 9)), rows[:5], step[:5], 3)
+    others = pairs_of(context, rows, step + 1, 3), pairs_of(replace(context, iteration=2), rows, step, 3)
+    for number, values in enumerate(pairs_of(context, rows, step, 3)):
+        assert torch.equal(values, values[[0, 0, 0, 3, 3, 3, 6, 6, 6]])
+        assert not any(bool((values[a] == values[b]).any()) for a, b in ((0, 3), (3, 6), (0, 6)))
+        assert torch.equal(second[number], values[4:])
+        assert not any(bool((other[number] == values).any()) for other in others)
 
 
+@pytest.mark.parametrize("times", ["grid", "stratified"])
 @pytest.mark.parametrize("shared", ["image", "group"])
-def test_a_group_shares_its_noise_of_the_forward_process_if_set(
-    shared: str, train: Train, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_group_shares_its_pairs_of_the_forward_process_if_set(
+    shared: str, times: str, train: Train, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Groups of 3 images, 2 of them in the only update, all steps trained: the noise of each (row, step)."""
+    """Groups of 3 images, 2 of them in the only update, all steps trained: time and noise of each (row, step)."""
     seen: dict[tuple[int, int], torch.Tensor] = {}
+    drawn: dict[tuple[int, int], float] = {}
+    grid = time_grid(5, 3.0)
     predict = MatchingValues.predict
 
     def recording(self: MatchingValues, policy: Any, rows: torch.Tensor, steps: torch.Tensor) -> Any:
         made = predict(self, policy, rows, steps)
-        for item, noise in zip(zip(rows.tolist(), steps.tolist(), strict=True), made.noise, strict=True):
-            assert torch.equal(seen.setdefault(item, noise), noise)  # of the old and the new policy's pass
+        items = zip(rows.tolist(), steps.tolist(), strict=True)
+        for item, noise, t in zip(items, made.noise, made.t.tolist(), strict=True):
+            # In the old and in the new policy's pass.
+            assert torch.equal(seen.setdefault(item, noise), noise)
+            assert drawn.setdefault(item, t) == t
         return made
 
     monkeypatch.setattr(MatchingValues, "predict", recording)
     variant = {"objective": "step", "plan": "step", "likelihood": "matching", "fraction": 1.0}
     run = {"iterations": 1, "updates_per_iteration": 1, **QUIET}
-    train(tmp_path, variant={**variant, "forward_noise": shared}, **run)
+    train(tmp_path, variant={**variant, "forward_noise": shared, "forward_times": times}, **run)
     assert set(seen) == {(row, step) for row in range(6) for step in range(4)}
     for (row, step), noise in seen.items():
         alike = {r for r in range(6) if torch.equal(seen[r, step], noise)}
         assert alike == ({row} if shared == "image" else {row // 3 * 3 + number for number in range(3)})
         assert not torch.equal(seen[row, (step + 1) % 4], noise)
+        if times == "grid":
+            assert drawn[row, step] == pytest.approx(float(grid[step]), abs=1e-6)
+        else:  # the grid read at s 5 / 4 and (s + 1) 5 / 4: 1, 0.89.., 0.75, 0.53.., 0
+            assert {r for r in range(6) if drawn[r, step] == drawn[row, step]} == alike
+            ends = np.interp([step * 1.25, (step + 1) * 1.25], range(6), grid.numpy())
+            assert ends[1] < drawn[row, step] < ends[0]
+
+
+def test_stratified_times_and_the_solver_go_on_where_a_stopped_training_was(
+    train: Train, tmp_path: Any
+) -> None:
+    """To the same bytes; and each setting gets to the training."""
+    plain = {"objective": "chunk", "plan": "listed", "likelihood": "matching", "sde": "ode"}
+    variant = {**plain, "forward_times": "stratified", "solver": "dpm2"}
+    run = {"checkpoint_every": 2, **QUIET}
+    whole = train(tmp_path / "whole", variant=variant, **run)
+    with pytest.raises(TransientError, match="training resumes from there"):
+        train(tmp_path / "stopped", variant=variant, stop_at=30, **run)
+    resumed = train(tmp_path / "stopped", variant=variant, **run)
+    assert resumed.without_times() == whole.without_times()
+    assert all(torch.equal(resumed.weights[key], whole.weights[key]) for key in whole.weights)
+    for key in ("forward_times", "solver"):
+        other = train(tmp_path / key, variant={name: variant[name] for name in variant if name != key}, **run)
+        assert any(not torch.equal(other.weights[name], whole.weights[name]) for name in whole.weights)
 
 
 def test_advantages_are_cut_at_the_setting(branched: list[Experience]) -> None:
