@@ -200,7 +200,7 @@ def tradeoff_picture(block: str, results: Path) -> bytes:
         }
         for metric in sorted(metrics - {HELDOUT + reward})
     }
-    return plot_picture(tradeoff_figure(found, variants), variants)
+    return plot_picture(tradeoff_figure(found, {}, variants), variants)
 
 
 def hypothesis_rows(block: Block, hypotheses: Sequence[Hypothesis]) -> list[list[str]]:

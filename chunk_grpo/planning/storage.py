@@ -107,8 +107,8 @@ class Storage:
     objects: int
     """Objects that a push of all outputs makes in an object store, about."""
     host: float
-    """Host memory of a training machine, about: processes, and a checkpoint on its way to the disk; of sharded
-    training, the gathered policy."""
+    """Host memory of a training machine, about: processes, the base's weights that the policy is compared with at the
+    end, and a checkpoint on its way to the disk; of sharded training, the gathered policy."""
 
     @property
     def disk(self) -> float:
@@ -157,9 +157,16 @@ def storage_of(settings: Settings) -> Storage:
         images=images_of(params),
         image_bytes=images_of(params) * pixels * PNG_BYTES,
         objects=objects_of(settings),
-        host=(PROCESS_BYTES + offloaded_bytes(settings)) * settings.processes_each
+        host=(PROCESS_BYTES + offloaded_bytes(settings) + _kept_base(settings)) * settings.processes_each
         + (policy if settings.shards else checkpoint),
     )
+
+
+def _kept_base(settings: Settings) -> float:
+    """The base's weights in a process, unless an adapter or a reference policy stands for them; see `BaseModel`."""
+    if settings.adapts or all(settings.variant(name).has_reference for name in settings.params.variants):
+        return 0.0
+    return FLOAT32 * settings.network.trained_weights / settings.spread
 
 
 def download_bytes(settings: Settings) -> float:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.planning.planned import edited, plan, preset, settings
-from tests.planning.test_plan import GIB, WEIGHTS, levels
+from tests.planning.test_plan import GIB, LORA, WEIGHTS, levels
 
 NIGHTS = {
     "night-24gb": "RTX4090",
@@ -45,3 +45,24 @@ def test_a_quantised_base() -> None:
     assert any(
         "base_precision: int8 without train.gradient_checkpointing" in t for t in levels(bare, "costs")
     )
+
+
+def test_recomputing_more_than_the_memory_needs() -> None:
+    """The plan names the smallest share of the blocks that fits. Recomputing takes a quarter of an update or so."""
+    own = preset("sd35-medium")  # train.gradient_checkpointing: true
+    saved = {}
+    for memory, share in ((40, "0.75"), (80, "false")):
+        (text,) = (t for t in levels(plan(own, 1, memory_gb=memory), "costs") if "recomputes more" in t)
+        assert f"needs; {share} fits too" in text
+        saved[share] = int(text.split("takes ")[1].split("%")[0])
+    assert 20 < saved["false"] < 33
+    assert saved["0.75"] == pytest.approx(saved["false"] / 4, abs=1)
+
+
+def test_the_base_that_waits_for_its_comparison() -> None:
+    """Of all weights, in float32, a part in each process; a reference policy or an adapter takes its place."""
+    flux = preset("flux-dev")
+    plain = plan(flux, 8).storage.host
+    referenced = plan(edited(flux, train={"kl_coef": 0.01}), 8).storage.host
+    assert plain - referenced == pytest.approx(47.6e9, rel=0.01)
+    assert plan(edited(flux, train={"lora": LORA}), 8).storage.host < 0.5 * referenced
