@@ -203,14 +203,14 @@ def _range(least: float, most: float) -> str:
 
 
 def _hours(found: tuple[float, float]) -> str:
-    """A range of hours, with its unit."""
+    """A range of hours."""
     return _time(*(3600 * each for each in found))
 
 
 def _time(least: float, most: float) -> str:
-    """A range of seconds, in the largest unit of which it has at least one."""
-    unit, name = next(((size, name) for size, name in ((3600, "h"), (60, "min")) if most >= size), (1, "s"))
-    return f"{_range(least / unit, most / unit)} {name}"
+    """A range of seconds."""
+    from_, to = duration(least), duration(most)
+    return from_ if from_ == to else f"{from_} to {to}"
 
 
 def _gigabytes(size: float) -> str:
