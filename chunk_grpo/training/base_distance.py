@@ -25,6 +25,10 @@ class BaseModel:
 
     It is the reference policy or the policy without its adapter. If neither exists, the base's weights wait in the
     CPU's memory, and take the policy's place while they are in use.
+
+    Attributes:
+        family: The policy.
+        reference: The reference policy; None: training needs none.
     """
 
     def __init__(self, family: Family, *, has_reference: bool, adapts: bool) -> None:
@@ -35,7 +39,7 @@ class BaseModel:
             has_reference: Whether training needs a reference policy.
             adapts: Whether an adapter is trained.
         """
-        self._family = family
+        self.family = family
         self.reference: VelocityModel | None = family.reference() if has_reference else None
         self._other = family.reference() if adapts and not has_reference else self.reference
         self._weights = [] if self._other is not None else [_on_cpu(own) for own in self._parts()]
@@ -45,7 +49,7 @@ class BaseModel:
         """Context with the base model; the policy must not be used inside. Afterwards it has its own bits again."""
         self._exchange()
         try:
-            yield self._family if self._other is None else self._other
+            yield self.family if self._other is None else self._other
         finally:
             self._exchange()
 
@@ -59,7 +63,7 @@ class BaseModel:
 
     def _parts(self) -> Iterator[Tensor]:
         """This process's part of each trained weight, in place."""
-        for weight in self._family.trainable_parameters():
+        for weight in self.family.trainable_parameters():
             yield weight.to_local() if isinstance(weight, DTensor) else weight.data
 
 
@@ -68,7 +72,6 @@ def _on_cpu(weight: Tensor) -> Tensor:
 
 
 def distance_from_base(
-    family: Family,
     base: BaseModel,
     grid: StepGrid,
     prompts: PromptSet,
@@ -84,8 +87,7 @@ def distance_from_base(
     unbiased estimate of the trajectories' divergence, divided by the number of latent dimensions, as all of ours.
 
     Args:
-        family: Policy.
-        base: The base model.
+        base: The base model, and the policy.
         grid: Sampling grid of the rollouts.
         prompts: Held-out prompts.
         batch_size: Largest number of trajectories sampled together.
@@ -95,6 +97,7 @@ def distance_from_base(
     """
     if not bool((grid.noise != 0).any()):
         return None
+    family = base.family
     share, count = processes.padded_share(len(prompts))
     parts = [prompts.rows(share[first : first + batch_size]) for first in range(0, len(share), batch_size)]
     made = [_sampled(Stoppable(family, check), part, family, grid, seed) for part in parts]

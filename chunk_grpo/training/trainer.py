@@ -253,17 +253,10 @@ class Trainer:
 
     def _metrics_at_end(self) -> dict[str, float]:
         """Metrics of the whole training and of its last policy. Checkpoints lack them: a longer one goes on."""
+        grid, settings, by = self._method.grid, self._settings, (self._processes, self._check)
+        size, seed = settings.rollout_batch_size, settings.heldout.seed
         with self._averaged():
-            distance = distance_from_base(
-                self._family,
-                self._base,
-                self._method.grid,
-                self._data.heldout,
-                self._settings.rollout_batch_size,
-                self._settings.heldout.seed,
-                self._processes,
-                self._check,
-            )
+            distance = distance_from_base(self._base, grid, self._data.heldout, size, seed, *by)
         # DiffusionNFT has no ratio.
         by_step = {} if self._method.variant.likelihood == "nft" else self._by_step.metrics()
         return by_step if distance is None else by_step | {"distance_from_base": distance}

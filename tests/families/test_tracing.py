@@ -269,22 +269,6 @@ def test_activations_without_checkpointing() -> None:
     assert wide == pytest.approx((19 * 35.05 + 38 * 30.05 + 22.3) * UNIT * 12, rel=0.05)
 
 
-def test_activations_with_checkpointing_of_a_share() -> None:
-    """Between those with and without it, and those of the block that is recomputed."""
-    stored = PassSizes(3.0, 6.0, 0.0, 80, 100, {"a": 900, "b": 500}, 7)
-    recomputed = PassSizes(3.0, 6.0, 3.0, 20, 60, {"a": 100, "b": 100}, 7)
-    mixed = stored.mixed(recomputed, 0.25, 5)  # a block stores (900 - 100) / 4
-    assert mixed == PassSizes(3.0, 6.0, 0.75, 65, 90, {"a": 700 + 150, "b": 400 + 150}, 7)
-    whole = replace(flux(), images=12, tuning=ALL)
-    sizes = [
-        pass_sizes(replace(whole, tuning=replace(ALL, gradient_checkpointing=way)), backward=True)
-        for way in (False, True)
-    ]
-    half = sizes[0].mixed(sizes[1], 0.5, 57)
-    blocks = 0.5 * (19 * 35.05 + 38 * 30.05)
-    assert half.peak == pytest.approx((blocks + 0.5 * 57 + 35 + 22.3) * UNIT * 12, rel=0.05)
-
-
 def test_weights_that_autocast_casts_are_activations() -> None:
     """All weights of a single block, or of all blocks without checkpointing, beside those that are gathered."""
     small = replace(flux(2, 4), tuning=ALL)

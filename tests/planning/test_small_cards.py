@@ -1,7 +1,11 @@
 """Presets for one card fit it and a night; a quantised base is counted, and named where it helps."""
 
+from dataclasses import replace
+
 import pytest
 
+from chunk_grpo.families.tracing import PassSizes, pass_sizes
+from tests.families.test_tracing import ALL, UNIT, flux
 from tests.planning.planned import edited, plan, preset, settings
 from tests.planning.test_plan import GIB, LORA, WEIGHTS, levels
 
@@ -66,3 +70,19 @@ def test_the_base_that_waits_for_its_comparison() -> None:
     referenced = plan(edited(flux, train={"kl_coef": 0.01}), 8).storage.host
     assert plain - referenced == pytest.approx(47.6e9, rel=0.01)
     assert plan(edited(flux, train={"lora": LORA}), 8).storage.host < 0.5 * referenced
+
+
+def test_activations_with_checkpointing_of_a_share() -> None:
+    """Between those with and without it, and those of the block that is recomputed."""
+    stored = PassSizes(3.0, 6.0, 0.0, 80, 100, {"a": 900, "b": 500}, 7)
+    recomputed = PassSizes(3.0, 6.0, 3.0, 20, 60, {"a": 100, "b": 100}, 7)
+    mixed = stored.mixed(recomputed, 0.25, 5)  # a block stores (900 - 100) / 4
+    assert mixed == PassSizes(3.0, 6.0, 0.75, 65, 90, {"a": 700 + 150, "b": 400 + 150}, 7)
+    whole = replace(flux(), images=12, tuning=ALL)
+    sizes = [
+        pass_sizes(replace(whole, tuning=replace(ALL, gradient_checkpointing=way)), backward=True)
+        for way in (False, True)
+    ]
+    half = sizes[0].mixed(sizes[1], 0.5, 57)
+    blocks = 0.5 * (19 * 35.05 + 38 * 30.05)
+    assert half.peak == pytest.approx((blocks + 0.5 * 57 + 35 + 22.3) * UNIT * 12, rel=0.05)

@@ -57,7 +57,7 @@ def distance_of(grid: StepGrid, prompts: PromptSet, *, has_reference: bool = Fal
     base = BaseModel(family, has_reference=has_reference, adapts=False)
     with torch.no_grad():
         family.weight.fill_(5.0)
-    found = distance_from_base(family, base, grid, prompts, 2, 0, Processes(), never)
+    found = distance_from_base(base, grid, prompts, 2, 0, Processes(), never)
     assert family.weight.item() == 5.0
     return found
 
@@ -100,7 +100,7 @@ def test_the_base_is_the_loaded_model_and_the_policy_comes_back(
     expected = untouched.velocity(*given)
 
     def distance() -> float | None:
-        return distance_from_base(family, base, grid, prompts.rows([0, 1, 2]), 2, 0, Processes(), never)
+        return distance_from_base(base, grid, prompts.rows([0, 1, 2]), 2, 0, Processes(), never)
 
     assert distance() == 0
     with torch.no_grad():

@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -34,6 +32,8 @@ SMALL: dict[str, Any] = {
     "group_size": 2,
     "updates_per_iteration": 2,
 }
+LISTED = {"objective": "chunk", "plan": "listed"}
+PAIRS = {"forward_noise": "group", "forward_times": "stratified"}
 TWOS = {**SMALL, "rollout_batch_size": 2, "checkpoint_every": 10}
 """Calls of a process's reward: held-out images, two batches, held-out images, two batches, held-out images."""
 LATE = {**SMALL, "iterations": 3, "checkpoint_every": None, "checkpoint_minutes": 1e-9}
@@ -83,21 +83,10 @@ OTHER_BATCHES = {
         {"objective": "step", "plan": "step", "likelihood": "nft", "sample_from": "average"}, SHARDED
     ),
     "shared-noise": Job(
-        {
-            "objective": "chunk",
-            "plan": "listed",
-            "likelihood": "matching",
-            "forward_noise": "group",
-            "forward_times": "stratified",
-            "sde": "ode",
-            "solver": "dpm2",
-        },
+        {**LISTED, "likelihood": "matching", **PAIRS, "sde": "ode", "solver": "dpm2"},
         {**SMALL, "prompts_per_iteration": 2},
     ),
-    "gains": Job(
-        {"objective": "chunk", "plan": "listed", "credit": "chunk-gains"},
-        {**SMALL, "prompts_per_iteration": 2},
-    ),
+    "gains": Job({**LISTED, "credit": "chunk-gains"}, {**SMALL, "prompts_per_iteration": 2}),
     "guided-sharded": Job(CHUNK_WS, SHARDED, cfg_scale=2.0, cfg_passes=2),
     "guided-conditional": Job(
         CHUNK_WS, {**SHARDED, "guidance_gradient": "conditional"}, cfg_scale=2.0, cfg_passes=2
@@ -412,16 +401,3 @@ def test_fsdp_of_accelerate_is_refused(monkeypatch):
         ConfigError, match=r"accelerate is set to FSDP: set train\.shard_weights to true instead"
     ):
         Processes()
-
-
-def test_a_programs_own_accelerator_keeps_its_settings():
-    """A program that trains with the library may accumulate gradients in a loop of its own."""
-    own = Accelerator(gradient_accumulation_steps=8, mixed_precision="bf16")
-    try:
-        assert Processes().count == 1
-        assert own.gradient_accumulation_steps == 8
-        assert own.mixed_precision == "bf16"
-    finally:
-        own.free_memory()
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()

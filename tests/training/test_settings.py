@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 
 from chunk_grpo.families import compiling
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.training.processes import Processes
 from tests.training.conftest import CHUNK_WS
 from tests.training.worker import Job, Seen, do, result, run_pair
 
@@ -277,3 +280,16 @@ def test_no_more_images_are_decoded_together_than_the_update_has_items(
     assert sum(seen) == 6 + 2 * 4  # the rollout, and two held-out evaluations
     for name in ("reward_mean", "heldout_reward"):
         assert few.metric(name)[0] == pytest.approx(default.metric(name)[0], abs=0.01)
+
+
+def test_a_programs_own_accelerator_keeps_its_settings() -> None:
+    """A program that trains with the library may accumulate gradients in a loop of its own."""
+    own = Accelerator(gradient_accumulation_steps=8, mixed_precision="bf16")
+    try:
+        assert Processes().count == 1
+        assert own.gradient_accumulation_steps == 8
+        assert own.mixed_precision == "bf16"
+    finally:
+        own.free_memory()
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
