@@ -33,6 +33,7 @@ SMALL: dict[str, Any] = {
     "updates_per_iteration": 2,
 }
 LISTED = {"objective": "chunk", "plan": "listed"}
+CONDITIONAL = {"guidance_gradient": "conditional"}
 PAIRS = {"forward_noise": "group", "forward_times": "stratified"}
 TWOS = {**SMALL, "rollout_batch_size": 2, "checkpoint_every": 10}
 """Calls of a process's reward: held-out images, two batches, held-out images, two batches, held-out images."""
@@ -88,9 +89,7 @@ OTHER_BATCHES = {
     ),
     "gains": Job({**LISTED, "credit": "chunk-gains"}, {**SMALL, "prompts_per_iteration": 2}),
     "guided-sharded": Job(CHUNK_WS, SHARDED, cfg_scale=2.0, cfg_passes=2),
-    "guided-conditional": Job(
-        CHUNK_WS, {**SHARDED, "guidance_gradient": "conditional"}, cfg_scale=2.0, cfg_passes=2
-    ),
+    "guided-conditional": Job(CHUNK_WS, {**SHARDED, **CONDITIONAL}, cfg_scale=2.0, cfg_passes=2),
     "hybrid-sgd": Job(CHUNK_WS, {**ONE_UPDATE, "hybrid_sharding": True}, sgd=True, apart=True),
 }
 """The same items in other batches, whose rounding differs."""
@@ -392,12 +391,4 @@ def test_processes_that_accelerate_does_not_see_are_refused(monkeypatch):
     """Each would train for itself and write the same files."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="2 processes were started, but accelerate sees 1: without GPUs"):
-        Processes()
-
-
-def test_fsdp_of_accelerate_is_refused(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(
-        ConfigError, match=r"accelerate is set to FSDP: set train\.shard_weights to true instead"
-    ):
         Processes()

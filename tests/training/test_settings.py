@@ -12,6 +12,7 @@ from accelerate.state import AcceleratorState, GradientState
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 
+from chunk_grpo.errors import ConfigError
 from chunk_grpo.families import compiling
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
@@ -293,3 +294,11 @@ def test_a_programs_own_accelerator_keeps_its_settings() -> None:
         own.free_memory()
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
+
+
+def test_fsdp_of_accelerate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(
+        ConfigError, match=r"accelerate is set to FSDP: set train\.shard_weights to true instead"
+    ):
+        Processes()
