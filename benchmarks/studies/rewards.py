@@ -12,17 +12,9 @@ from numpy.typing import NDArray
 def texture(
     images: NDArray[np.uint8], prompts: Sequence[str], metadata: Sequence[Any]
 ) -> NDArray[np.float64]:
-    """Mean distance of a pixel from the mean of its four neighbours.
+    """Mean distance of a pixel from the mean of its four neighbours: uint8 [B, H, W, 3] to [B], 0 to 1.
 
-    A reward that the last denoising steps decide: shapes and colours are there before fine detail is.
-
-    Args:
-        images: Pictures, uint8 [B, H, W, 3].
-        prompts: Not used.
-        metadata: Not used.
-
-    Returns:
-        [B], in [0, 1].
+    Detail, which the last denoising steps are thought to decide: shapes and colours are there before it.
     """
     inner = images.astype(np.float64) / 255
     around = inner[:, :-2, 1:-1] + inner[:, 2:, 1:-1] + inner[:, 1:-1, :-2] + inner[:, 1:-1, 2:]

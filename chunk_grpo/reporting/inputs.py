@@ -175,18 +175,21 @@ def read_metrics(variant: str, paths: Mapping[int, Location]) -> Source:
     return Source(str(next(iter(paths.values()))), pa.concat_tables(found))
 
 
-_BY_NAME = ("encode_training", "train", "generate", "generate_policy", "score", "score_policy", "score_base")
-"""Stages that run once per variant, training seed, compared policy or scorer of params.yaml."""
+_SPLITS = ("profile", "evaluation")
+"""What encode_prompts runs for, in every run."""
 
 
 def _manifests(folder: str, settings: ReportSettings) -> Iterator[RunManifest]:
-    """Manifests of this run. The folder may have others, of earlier variants, seeds and scorers."""
+    """Manifests of this run. The folder may have others, of earlier variants, seeds and scorers.
+
+    What a stage runs for stands after the @ of its name: a variant, training seed, compared policy, scorer, or a pair.
+    """
     scorers = [use.name for use in settings.measured]
     seeds = list(map(str, settings.train_seeds))
     pairs = {f"{name}-{of}" for name in settings.compared for of in (*seeds, *scorers)}
-    items = {*seeds, *scorers, *settings.policies, *pairs}
+    items = {"", *_SPLITS, *seeds, *scorers, *settings.compared, *pairs}
     for path in find_files(folder, "*.json"):
         run = read_manifest(path)
         stage, _, item = run.stage.partition("@")
-        if stage != "report" and (item in items or stage not in _BY_NAME):
+        if stage != "report" and item in items:
             yield run
