@@ -32,18 +32,8 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 OWN_WAY = {
     *("flow-grpo", "chunk-adaptive", "chunk-dynamic", "chunk-ws-unbiased", "chunk-ws-own", "chunk-first"),
-    *(
-        "control",
-        "chunk-clip",
-        "chunk-rewards",
-        "tempflow",
-        "mixgrpo",
-        "cps",
-        "guard",
-        "elbo-grpo",
-        "nft",
-        "dppo",
-    ),
+    *("control", "chunk-clip", "chunk-rewards", "tempflow", "mixgrpo", "cps", "guard", "nft", "dppo"),
+    "elbo-grpo",
     "chunk-gains",
 }
 """Methods that take a way of their own through the code on a device; the others' parts are all among theirs."""
