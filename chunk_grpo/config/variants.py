@@ -126,8 +126,8 @@ class VariantParams(Section):
     iteration, as in Flow-GRPO's first release. Source: Flow-GRPO."""
     credit: Credit = "image"
     """What a chunk's advantage is made of. `image`: the reward of the image, the same for all chunks; `chunk-gains`:
-    the reward of the image that is predicted at the end of the chunk minus that at its beginning, over the deviation
-    of `advantage_std`; an image is then decoded and scored once more for each chunk. Source: ours, after DenseGRPO and
+    the reward of the image that is predicted at the end of the chunk minus that at its beginning, standardised for each
+    chunk; an image is then decoded and scored once more for each chunk. Source: ours, after DenseGRPO and
     Stepwise-Flow-GRPO."""
     combine: Combine = "rewards"
     """Combination of several rewards. `rewards`: their weighted sum; `advantages`: the weighted sum of their

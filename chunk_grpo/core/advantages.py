@@ -51,7 +51,12 @@ def group_advantages(rewards: Tensor, clip: float = 5.0, scale: Scale = SCALES["
     Raises:
         ValueError: A group smaller than 2, a reward that is not finite, or a clip out of range.
     """
-    return _standardised(rewards, rewards, clip, scale)
+    degenerate = degenerate_groups(rewards)
+    if not clip > 0:
+        raise ValueError(f"clip must be positive, got {clip}")
+    r = at_least_float32(rewards)
+    advantages = (r - r.mean(dim=1, keepdim=True)) / (scale.std(r) + scale.eps)
+    return advantages.masked_fill(degenerate.unsqueeze(1), 0.0).clamp(-clip, clip)
 
 
 def gain_advantages(values: Tensor, clip: float = 5.0, scale: Scale = SCALES["group"]) -> Tensor:
@@ -61,41 +66,34 @@ def gain_advantages(values: Tensor, clip: float = 5.0, scale: Scale = SCALES["gr
     the reward of the image that is predicted at the beginning of chunk k of image i, R_iK that of the image itself:
 
         g_ik = R_i,k+1 - R_ik
-        A_ik = (g_ik - mean over i of g_ik) / (std of R_iK + eps)
+        A_ik = (g_ik - mean over i of g_ik) / (std over i of g_ik + eps)
 
-    The deviation is that of the images' rewards, as in Eq. (4), not of each chunk's own gains. So the gains keep their
-    relative sizes: a chunk that decides nothing has advantages near 0, and no amplified noise. Before the clip the sum
-    over k is the image's advantage of Eq. (4), less (R_i0 - mean of R_i0) / (std + eps), the part of the first noise.
-    If R_ik is the expected reward at that state, the first update's gradient has the expectation that it has with the
-    image's advantage, for a given deviation.
+    The gains of an image sum to R_iK - R_i0. Each chunk has its own deviation: Eq. (4) with the gain as the chunk's
+    reward. So advantages have one size in all chunks, as with the image's reward, and the setting changes which images
+    are better in a chunk, not how much the chunk counts. One deviation of the R_iK for all chunks would give the chunks
+    near noise the most weight: there predictions scatter most, and say least about the image.
 
     Args:
         values: Finite rewards [P, G, K + 1]: of the K predicted images, and last of the images. G at least 2; for
             "global", all of an iteration.
         clip: Bound on the absolute advantage, positive.
-        scale: One of `SCALES`, of the images' rewards.
+        scale: One of `SCALES`; "global" is the deviation of all gains of a chunk.
 
     Returns:
-        [P, G, K] in float32 or wider, within [-clip, clip]; 0 in a group whose images have equal rewards.
+        [P, G, K] in float32 or wider, within [-clip, clip]; 0 where the gains of a group differ by no more than float32
+        rounding of its largest reward.
 
     Raises:
         ValueError: Another shape, a reward that is not finite, or as in `group_advantages`.
     """
     if values.ndim != 3 or values.shape[2] < 2 or not bool(torch.isfinite(values).all()):
         raise ValueError(f"values must be finite with shape [P, G, K + 1], K >= 1, got {values.tolist()}")
-    gains = at_least_float32(values).diff(dim=2)
-    rewards = values[:, :, -1]
-    return torch.stack([_standardised(gain, rewards, clip, scale) for gain in gains.unbind(dim=2)], dim=2)
-
-
-def _standardised(values: Tensor, rewards: Tensor, clip: float, scale: Scale) -> Tensor:
-    """Values [P, G] less their group's mean, in units of the rewards' [P, G] deviation; 0 in degenerate groups."""
-    degenerate = degenerate_groups(rewards)
-    if not clip > 0:
-        raise ValueError(f"clip must be positive, got {clip}")
-    v, r = at_least_float32(values), at_least_float32(rewards)
-    advantages = (v - v.mean(dim=1, keepdim=True)) / (scale.std(r) + scale.eps)
-    return advantages.masked_fill(degenerate.unsqueeze(1), 0.0).clamp(-clip, clip)
+    v = at_least_float32(values)
+    gains = v.diff(dim=2)
+    advantages = torch.stack([group_advantages(gain, clip, scale) for gain in gains.unbind(dim=2)], dim=2)
+    rounding = torch.finfo(torch.float32).eps * v.abs().amax(dim=(1, 2))  # [P]
+    alike = gains.amax(dim=1) - gains.amin(dim=1) <= rounding.unsqueeze(1)  # [P, K]
+    return advantages.masked_fill(alike.unsqueeze(1), 0.0)
 
 
 def weighted_advantages(

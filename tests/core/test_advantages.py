@@ -128,43 +128,48 @@ BOUNDARIES = double(
 )
 
 
-@pytest.mark.parametrize(
-    ("scale", "stds"), [(GROUP, (math.sqrt(2), math.sqrt(8))), (GLOBAL, (math.sqrt(2.75),) * 2)]
-)
-def test_gains_of_chunks_by_hand(scale, stds):
-    """Gains 1 and 3, 0 and 0 of the first group, 0 and 5, 4 and -3 of the second; images 4, 2, 6, 2 of mean 3.5."""
-    found = gain_advantages(BOUNDARIES, 10.0, replace(scale, eps=0.0))
-    first, second = stds
-    wanted = [
-        [[0.5 / first, 1.5 / first], [-0.5 / first, -1.5 / first]],
-        [[-2 / second, 4 / second], [2 / second, -4 / second]],
-    ]
+def test_gains_of_chunks_by_hand():
+    """Gains 1 and 3, 0 and 0 of the first group; 0 and 5, 4 and -3 of the second: two images are 1 / sqrt(2) apart."""
+    one = 1 / math.sqrt(2)
+    found = gain_advantages(BOUNDARIES, scale=replace(GROUP, eps=0.0))
+    wanted = [[[one, one], [-one, -one]], [[-one, one], [one, -one]]]
+    torch.testing.assert_close(found, double(*wanted), rtol=0, atol=1e-12)
+
+
+def test_gains_over_the_deviation_of_all_groups_by_hand():
+    """Chunk 0: 1, 0, 0, 4 of variance 43 / 16. Chunk 1: 3, 0, 5, -3 of variance 147 / 16."""
+    found = gain_advantages(BOUNDARIES, scale=replace(GLOBAL, eps=0.0))
+    first, second = math.sqrt(43) / 4, math.sqrt(147) / 4
+    wanted = [[[0.5 / first, 1.5 / second], [-0.5 / first, -1.5 / second]]]
+    wanted += [[[-2 / first, 4 / second], [2 / first, -4 / second]]]
     torch.testing.assert_close(found, double(*wanted), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("scale", [GROUP, GLOBAL])
-def test_gains_sum_to_the_images_advantage_less_that_of_the_first_noise(scale):
+def test_gains_sum_to_the_image_less_the_first_noise(scale):
+    """In the rewards' own unit; one chunk from equal rewards has the image's advantage."""
     values = torch.randn(3, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    first = values[:, :, 0] - values[:, :, 0].mean(dim=1, keepdim=True)
+    stds = (
+        torch.stack([scale.std(gain).expand(3, 1) for gain in values.diff(dim=2).unbind(2)], dim=2)
+        + scale.eps
+    )
+    total = values[:, :, -1] - values[:, :, 0]
+    summed = (gain_advantages(values, 99.0, scale) * stds).sum(dim=2)
+    torch.testing.assert_close(summed, total - total.mean(dim=1, keepdim=True), rtol=0, atol=1e-12)
     rewards = values[:, :, -1]
-    wanted = group_advantages(rewards, 99.0, scale) - first / (scale.std(rewards) + scale.eps)
-    torch.testing.assert_close(gain_advantages(values, 99.0, scale).sum(dim=2), wanted, rtol=0, atol=1e-12)
     one_chunk = torch.stack([torch.zeros_like(rewards), rewards], dim=2)
     assert torch.equal(
         gain_advantages(one_chunk, 5.0, scale).squeeze(2), group_advantages(rewards, 5.0, scale)
     )
 
 
-def test_gains_are_clipped_one_by_one_and_0_where_the_images_are_equal():
-    assert gain_advantages(BOUNDARIES, clip=0.5)[0].tolist() == [
-        [pytest.approx(0.5 / math.sqrt(2)), 0.5],
-        [pytest.approx(-0.5 / math.sqrt(2)), -0.5],
-    ]
-    alike = double([[0, 1, 4], [2, 3, 4]], [[0, 1, 4], [2, 3, 5]])
-    for scale in (GROUP, GLOBAL):
-        found = gain_advantages(alike, scale=scale)
-        assert found[0].tolist() == [[0.0, 0.0]] * 2
-        assert found[1, 0, 1] > 0
+@pytest.mark.parametrize("scale", [GROUP, replace(GLOBAL, eps=1e-12)])
+def test_gains_are_clipped_and_0_where_they_differ_by_rounding_alone(scale):
+    assert gain_advantages(BOUNDARIES, 0.5, scale).abs().max() == 0.5
+    equal = double([[3e7, 3e7 + 1, 3e7], [3e7, 3e7 + 1.5, 3e7 + 9]], [[0, 1, 4], [0, 3, 5]])
+    found = gain_advantages(equal, scale=scale)
+    assert found[0, :, 0].tolist() == [0.0, 0.0]  # 1 and 1.5 of 3e7
+    assert bool((found[0, :, 1] != 0).all()) and bool((found[1] != 0).all())
 
 
 @pytest.mark.parametrize("values", [torch.zeros(2, 3), torch.zeros(2, 3, 1), BOUNDARIES / 0])

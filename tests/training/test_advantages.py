@@ -76,7 +76,7 @@ def gains(**changes: Any) -> torch.Tensor:
 
 
 def test_gains_are_of_the_weighted_sum_from_boundary_to_boundary():
-    """R = graded + 0.6 vivid at the first noise, at the boundary and of the image; both chunks in the images' unit."""
+    """R = graded + 0.6 vivid at the first noise, at the boundary and of the image; each chunk has its own deviation."""
     boundaries = np.stack(
         [
             [0.6, 0.0, 0.0, 4.0, 5.0, 6.0],
@@ -86,11 +86,10 @@ def test_gains_are_of_the_weighted_sum_from_boundary_to_boundary():
         axis=1,
     ).reshape(2, 3, 3)
     gained = np.diff(boundaries, axis=2)
-    centred = gained - gained.mean(axis=1, keepdims=True)
-    rewards = boundaries[:, :, 2]
-    by_group = centred / rewards.std(axis=1, ddof=1)[:, None, None]
-    assert gains().numpy() == pytest.approx(by_group.reshape(6, 2))
-    wanted = centred / (rewards.std() + 1e-4)
+    by_group = [[standard(gained[group, :, chunk]) for chunk in (0, 1)] for group in (0, 1)]
+    wanted = np.moveaxis(np.array(by_group), 1, 2).reshape(6, 2)
+    assert gains().numpy() == pytest.approx(wanted, abs=1e-6)  # the gains of group 1 in chunk 1 are alike
+    wanted = (gained - gained.mean(axis=1, keepdims=True)) / (gained.std(axis=(0, 1)) + 1e-4)
     assert gains(advantage_std="global").numpy() == pytest.approx(wanted.reshape(6, 2))
 
 
