@@ -117,6 +117,7 @@ def test_a_kind_of_scorer_declares_its_class_its_network_and_its_scale() -> None
         ("train.optimizer", "adam8", ": must be one of 'adamw', 'adamw-fused' or 'adamw-8bit', got"),
         ("train.lora", 16, ": must be a mapping, got 16"),
         ("train.ema_decay", 1.0, ": must be < 1, got 1.0"),
+        ("train.checkpoint_minutes", 0.0, ": must be > 0, got 0.0"),
         (
             "train.guidance_gradient",
             "conditional",

@@ -126,7 +126,12 @@ def key_of(workspace: Workspace) -> str:
 @pytest.mark.parametrize(
     ("edit", "is_another"),
     [
-        (lambda raw: raw["train"].update(checkpoint_every=7, keep_state=True, iterations=9), False),
+        (
+            lambda raw: raw["train"].update(
+                checkpoint_every=7, checkpoint_minutes=5.0, keep_state=True, iterations=9
+            ),
+            False,
+        ),
         (lambda raw: raw["train"].update(seeds=[0, 5]), False),
         (lambda raw: raw["train"].update(kl_coef=0.5), True),
         (lambda raw: raw["train"].update(group_size=8), True),
