@@ -124,4 +124,5 @@ def test_completion_knows_options_of_every_command(capsys: pytest.CaptureFixture
     script = capsys.readouterr().out
     for option in ("--gpus", "--scorers", "--to", "--checkpoints", "--pool", "--token-variable"):
         assert f"{option} " in script or f"{option})" in script
+    assert script.count("night-24gb-klein") >= 3  # plan, accept, params compose
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)

@@ -121,7 +121,7 @@ def parse_yaml(text: str, source: str) -> Mapping[str, Any]:
         name = f"the key {key.group(1)!r}" if key else "a key"
         raise ConfigError(
             f"{source}{_line(error)}: {name} appears twice in one mapping; "
-            "the second would silently replace the first. Rename or remove one."
+            "the second would silently replace the first. Rename or remove one, or move its entries under the first."
         ) from None
     except YAMLError as error:
         detail = error.problem if isinstance(error, MarkedYAMLError) else str(error)

@@ -118,7 +118,8 @@ def _refusals(key: str, scorer: Scorer, split: str, batch: ScoreBatch) -> list[s
     try:
         scores = check_scores(key, score_with_retries(key, scorer, batch), batch.prompts)
     except Exception:
-        prompts = ", ".join(map(repr, dict.fromkeys(batch.prompts)))
-        _LOG.error("scorer %s: failed in its trial, in the split %s, with the prompt %s", key, split, prompts)
+        prompts = list(map(repr, dict.fromkeys(batch.prompts)))
+        which = f"prompt {prompts[0]}" if len(prompts) == 1 else f"prompts {', '.join(prompts)}"
+        _LOG.error("scorer %s: failed in its trial, in the split %s, with the %s", key, split, which)
         raise
     return [f"that of {batch.prompts[row]!r}: {reason}" for row, reason in scores.refused.items()]

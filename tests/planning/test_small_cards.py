@@ -69,7 +69,7 @@ def test_the_base_that_waits_for_its_comparison() -> None:
     plain = plan(flux, 8).storage.host
     referenced = plan(edited(flux, train={"kl_coef": 0.01}), 8).storage.host
     assert plain - referenced == pytest.approx(47.6e9, rel=0.01)
-    assert plan(edited(flux, train={"lora": LORA}), 8).storage.host < 0.5 * referenced
+    assert plan(edited(flux, train={"lora": LORA}), 8).storage.host < 0.6 * referenced
 
 
 def test_activations_with_checkpointing_of_a_share() -> None:

@@ -70,7 +70,8 @@ def shrink(raw: dict[str, Any], root: Path) -> None:
     raw["model"]["checkpoint"] = str(root / "model")
     raw["sampling"]["num_steps"] = 7
     raw["generate"] |= {"num_steps": 4, "base_steps": 2}
-    raw["chunks"]["plans"], raw["variants"] = PLANS, METHODS
+    drawn = {"flow-grpo-fast": {**METHODS["flow-grpo-fast"], "window": {"num_steps": 2, "starts": [0, 1]}}}
+    raw["chunks"]["plans"], raw["variants"] = PLANS, METHODS | drawn
     raw["train"]["iterations"] = 1
     raw["train"]["heldout"]["num_prompts"] = 1
     raw["report"]["grid_prompts"] = 1

@@ -144,7 +144,7 @@ class TestElsewhere:
         assert sent == [3, 3, 1]
 
     def test_a_bug_comes_with_file_and_line_of_the_other_process(self, remote: Scorer) -> None:
-        said = r"odd raised ZeroDivisionError: the reason \(bug\) \(odd_scorers\.py, line \d+\)\. The keys of metadata"
+        said = r"odd raised ZeroDivisionError: the reason \(bug\) \(odd_scorers\.py, line \d+\)\. Mend it"
         with pytest.raises(DataError, match=said):
             remote.score(batch("bug"))
 

@@ -147,9 +147,12 @@ class External:
             *_, last = (call for call in calls if call.filename == calls[0].filename)
             place = f" ({Path(last.filename).name}, line {last.lineno})"  # a server's paths are not for its clients
         keys = sorted({key for each in batch.metadata for key in each})
+        known = (
+            f"The keys of metadata are: {', '.join(keys) or 'none'}. " if isinstance(error, KeyError) else ""
+        )
         return DataError(
             f"scorers.{self.key}: {self.settings.source} raised {type(error).__name__}: {error}{place}. "
-            f"The keys of metadata are: {', '.join(keys) or 'none'}. Mend it, and run the same command again."
+            f"{known}Mend it, and run the same command again."
         )
 
     def _numbers(self, answer: Any) -> FloatArray:
