@@ -21,7 +21,7 @@ from chunk_grpo.seeding import derive_seed
 
 Mode = Literal["base", "tuned", "hybrid"]
 
-_TRAIN_AGAIN = "Train again with a lower train.learning_rate."
+_TRAIN_AGAIN = "Train again with a lower learning rate."
 _REMEDIES: dict[Mode, str] = {
     "base": "Check model.checkpoint, or set another model.dtype.",
     "tuned": _TRAIN_AGAIN,

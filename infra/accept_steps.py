@@ -74,7 +74,7 @@ def machine(trial: Trial) -> Found:
     has_gpu()  # ConfigError: a card that torch does not see
     stored, free = trial.plan.storage, shutil.disk_usage(trial.out).free
     host = psutil.virtual_memory().total
-    names = [f"{card.name}, {card.gib:.0f} GiB" for card in trial.cards]
+    names = [card.name if card.gib is None else f"{card.name}, {card.gib:.0f} GiB" for card in trial.cards]
     numbers = {
         "cards": names,
         "driver": trial.cards[0].driver if trial.cards else None,

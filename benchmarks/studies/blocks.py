@@ -59,9 +59,14 @@ def read_block(block: str, results: Path) -> Block:
     beside = _read(BESIDE[block], results)
     if beside.captions != own.captions:
         raise DataError(
-            f"{results}: {block} and {BESIDE[block]} have other prompts, so they cannot be paired"
+            f"{results}: {block} and {BESIDE[block]} have other prompts and cannot be paired; run both at one commit"
         )
     seeds = tuple(seed for seed in own.seeds if seed in beside.seeds)
+    if not seeds:
+        raise DataError(
+            f"{results}: {block} has the training seeds {own.seeds}, and {BESIDE[block]} none of them; run one with a "
+            "seed of the other, and add it"
+        )
     values = {**_of_seeds(beside, seeds), **_of_seeds(own, seeds)}
     kept = {place: matrix for place, matrix in values.items() if place[1] in own.scorers}
     return Block(own.reward, own.scorers, seeds, own.captions, kept)

@@ -100,7 +100,7 @@ def measure(
     """
     base, seeds = run.model.base, run.params.train.seeds
     steps, base_steps = run.params.generate.num_steps, run.params.generate.base_steps
-    splits = sorted({steps * part // parts for part in range(1, parts)} | {steps - base_steps})
+    splits = sorted({*(steps * part // parts for part in range(1, parts)), steps - base_steps} - {0, steps})
     of_base_weights = {name: weight.clone() for name, weight in base.transformer.named_parameters()}
     found: dict[Cell, dict[str, list[NDArray[np.float64]]]] = {}
 

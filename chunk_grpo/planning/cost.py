@@ -280,4 +280,7 @@ def saving_of(settings: Settings, one: IterationCost, machine: Machine) -> Savin
     seconds = save_seconds(checkpoint_bytes(settings), machine)
     total = -(-train.iterations // every) * seconds
     share = total / (total + train.iterations * iteration.least)
-    return Saving(seconds, every, total, share, every * iteration.most + seconds)
+    lost = every * iteration.most
+    if train.checkpoint_minutes is not None:
+        lost = min(lost, 60 * train.checkpoint_minutes + iteration.most)
+    return Saving(seconds, every, total, share, lost + seconds)

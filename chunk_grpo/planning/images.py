@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from chunk_grpo.config import Params, TrainParams
+from chunk_grpo.config import Params, TrainParams, VariantParams
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ def scored_images(params: Params, name: str, prompts: Mapping[str, int]) -> Scor
 
     training     V R (I P G + E H) for a part of the reward, V R E H for a held-out scorer: V variants, R seeds, I
                  iterations, P prompts, G images a prompt (with branches: at each branch point), E held-out measurements
-                 of H images
+                 of H images; with credit: chunk-gains an image of a rollout counts 1 + K times, for the K images that
+                 are predicted before its chunks
     evaluation   prompts * images per prompt * sets of evaluation images
     """
     train, held = params.train, params.train.heldout
@@ -39,12 +40,19 @@ def scored_images(params: Params, name: str, prompts: Mapping[str, int]) -> Scor
         measured = len(params.variants) * seeds * heldout_evaluations(train) * shown
     rolled_out = 0
     if is_reward:
-        points = sum(own.branching.points if own.branching else 1 for own in params.variants.values())
-        rolled_out = points * seeds * train.iterations * train.prompts_per_iteration * train.group_size
+        each = sum(_judged_for_an_image(params, own) for own in params.variants.values())
+        rolled_out = each * seeds * train.iterations * train.prompts_per_iteration * train.group_size
     judged = sum(prompts[split] for split in params.scorers[name].splits)
     return ScoredImages(
         measured + rolled_out, judged * params.generate.images_per_prompt * evaluated_sets(params)
     )
+
+
+def _judged_for_an_image(params: Params, own: VariantParams) -> int:
+    """Images that a scorer judges for each of the P G images of an iteration."""
+    if own.credit == "chunk-gains":
+        return 1 + params.chunks.plans[own.plan].chunk_count(params.sampling.num_sde_steps)
+    return own.branching.points if own.branching else 1
 
 
 def heldout_evaluations(train: TrainParams) -> int:

@@ -11,7 +11,6 @@ from torch.distributed.tensor import DTensor
 
 from chunk_grpo.core.log_prob import gaussian_kl
 from chunk_grpo.core.rollout import rollout_sde, sample_noise
-from chunk_grpo.core.types import Trajectory
 from chunk_grpo.families.base import Family, VelocityModel, velocity_function
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.seeding import generator
@@ -110,12 +109,14 @@ def distance_from_base(
     return sum(everybody) / len(everybody)
 
 
-def _sampled(policy: VelocityModel, part: PromptSet, family: Family, grid: StepGrid, seed: int) -> Trajectory:
-    """A trajectory of the policy for each prompt."""
+def _sampled(
+    policy: VelocityModel, part: PromptSet, family: Family, grid: StepGrid, seed: int
+) -> tuple[Tensor, Tensor]:
+    """States and means of the steps of a trajectory for each prompt, on the CPU, where those of all batches wait."""
     start = sample_noise(
         (len(part), *family.latent_shape), [generator("distance", seed, "start", name) for name in part.ids]
     )
-    return rollout_sde(
+    made = rollout_sde(
         velocity_function(policy, part.conditioning.to(family.device)),
         start.to(family.device),
         grid.times,
@@ -124,20 +125,22 @@ def _sampled(policy: VelocityModel, part: PromptSet, family: Family, grid: StepG
         sampler=grid.sampler,
         keep_means=True,
     )
+    assert made.means is not None
+    return made.states.cpu(), made.means.cpu()
 
 
 @torch.no_grad()
 def _divergences(
-    base: VelocityModel, part: PromptSet, made: Trajectory, device: torch.device, grid: StepGrid
+    base: VelocityModel, part: PromptSet, made: tuple[Tensor, Tensor], device: torch.device, grid: StepGrid
 ) -> Tensor:
     """Sum over the noisy steps of the divergence from the base's step at the same state, float64 [B] on the CPU."""
-    assert made.means is not None
+    states, means = made
     velocity = velocity_function(base, part.conditioning.to(device))
     total = torch.zeros(len(part), dtype=torch.float64)
     for step in grid.noise.nonzero().flatten().tolist():
-        x = made.states[:, step]
+        x = states[:, step].to(device)
         t, t_next = float(grid.times[step]), float(grid.times[step + 1])
         now = torch.full((len(part),), t, dtype=x.dtype, device=x.device)
         taken = grid.sampler.transition(x, velocity(x, now), t, t_next, float(grid.noise[step]))
-        total += gaussian_kl(made.means[:, step], taken.mean, taken.std).double().cpu()
+        total += gaussian_kl(means[:, step].to(device), taken.mean, taken.std).double().cpu()
     return total

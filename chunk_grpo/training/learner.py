@@ -33,7 +33,7 @@ from chunk_grpo.training.rollouts import Experience, SampledTrajectories
 from chunk_grpo.training.stopping import Check
 from chunk_grpo.training.update import Policies, Update, UpdateBatch, UpdateStats
 
-_REMEDY = "Lower train.learning_rate or train.max_grad_norm and run again."
+_REMEDY = "Lower the learning rate (train.learning_rate, or the variant's own) or train.max_grad_norm and run again."
 
 
 @dataclass

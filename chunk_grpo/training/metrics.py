@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chunk_grpo.core.advantages import degenerate_groups
 from chunk_grpo.training.update import UpdateStats
 
 MetricRow = tuple[int, str, float]
@@ -47,7 +46,7 @@ def reward_metrics(
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std()),
         "group_reward_std": float(rewards.std(dim=1).mean()),
-        "degenerate_groups": float(degenerate_groups(rewards).sum()),
+        "degenerate_groups": float((~advantages.reshape(len(rewards), -1).any(dim=1)).sum()),
         "advantage_abs_mean": float(advantages.abs().mean()),
         "advantage_max": float(advantages.max()),
         "advantage_min": float(advantages.min()),
@@ -66,7 +65,7 @@ def warn_of_no_advantage(iteration: int, advantages: Tensor) -> None:
     if not bool(advantages.any()):
         _LOGGER.warning(
             "iteration %d: the rewards are equal within every group, so nothing is learnt. Either the images have "
-            "become equal (lower train.learning_rate), or the reward does not distinguish them.",
+            "become equal (lower the learning rate), or the reward does not distinguish them.",
             iteration,
         )
 

@@ -28,7 +28,10 @@ from chunk_grpo.training.schedule import prompts_of_rows
 from chunk_grpo.training.scoring import Judge, Waits
 from chunk_grpo.training.stopping import Check, Stoppable, never
 
-DIVERGED = "The policy has diverged: lower train.learning_rate or train.max_grad_norm."
+DIVERGED = (
+    "The policy has diverged: lower the learning rate (train.learning_rate, or the variant's own) or "
+    "train.max_grad_norm."
+)
 
 
 @dataclass(frozen=True)

@@ -374,7 +374,8 @@ class Trainer:
         self._unfinished = IterationState.from_state(own, prompts, self._family.device)
 
     def _save_if_due(self) -> None:
-        every, is_last = self._settings.checkpoint_every, self._done == self._settings.iterations
+        every = self._settings.checkpoint_every
+        is_last = self._done == self._settings.iterations or self._controller.has_ended
         is_due = self._is_save_due or (every is not None and self._done % every == 0)
         if is_due or is_last:
             start = time.monotonic()

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from chunk_grpo.training.metrics import StepSums, finite_rows, update_metrics
+from chunk_grpo.training.metrics import StepSums, finite_rows, reward_metrics, update_metrics
 from chunk_grpo.training.update import UpdateStats
 
 
@@ -81,3 +81,18 @@ def test_clipping_by_update_and_step_of_two_iterations_by_hand() -> None:
     assert StepSums(1, 3).metrics() == {}
     two_processes = UpdateStats.of_all([moved([0], [0.5], [1, 2], [1, 0]), moved([1], [0.0], [3, 0], [0, 0])])
     assert two_processes.by_step.tolist() == [[4, 2], [1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("advantages", "degenerate"),
+    [
+        ([0.0, 0.0, 1.0, -1.0], 1),
+        ([[0.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, -1.0]], 1),
+        ([[0.0, 1.0]] * 4, 0),
+    ],
+)
+def test_a_group_is_degenerate_if_all_its_advantages_are_0(advantages: list[float], degenerate: int) -> None:
+    """Of equal rewards in the first group; with gains of chunks they may still have advantages."""
+    rewards = torch.tensor([[0.5, 0.5], [1.0, 0.0]])
+    metrics = reward_metrics(rewards, {}, torch.tensor(advantages))
+    assert metrics["degenerate_groups"] == degenerate

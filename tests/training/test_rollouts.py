@@ -196,5 +196,5 @@ def test_latents_that_are_not_finite_are_an_error_and_no_reward_of_0(value, fami
             experience(family, data, iteration=12)
     assert str(caught.value).startswith(
         f"rollout: the latents of prompt {data.prompts.texts[1]!r} are not finite. The policy has diverged: "
-        "lower train.learning_rate"
+        "lower the learning rate"
     )

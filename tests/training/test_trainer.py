@@ -153,7 +153,7 @@ def test_weights_move_by_about_the_learning_rate(train, policy, tmp_path):
 def test_a_ratio_that_is_not_finite_ends_the_run_with_a_message(train, tmp_path):
     with pytest.raises(
         DataError,
-        match=r"iteration 1, process 0: update 1: an importance ratio is not finite\. Lower train.learning_rate .*"
+        match=r"iteration 1, process 0: update 1: an importance ratio is not finite\. Lower the learning rate .*"
         r"The last good checkpoint is the base model\.",
     ):
         train(tmp_path / "a", iterations=1, learning_rate=1e30)

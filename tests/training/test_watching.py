@@ -199,6 +199,13 @@ def test_equal_rewards_in_every_group_give_the_only_warning(equal, train, data, 
     assert list(series(made, "degenerate_groups").values()) == [2.0 * equal] * 2
 
 
+def test_training_that_ends_early_saves_its_last_iteration(train, data, tmp_path):
+    on = replace(data, reward=Reward({"shapes-graded": ByPrompt()}, {"shapes-graded": 1.0}))
+    made = train(tmp_path, on=on, iterations=5, checkpoint_every=None, heldout={"patience": 2})
+    assert list(series(made, "seconds_checkpoint")) == [2]
+    assert [path.name for path in tmp_path.glob("iteration-*")] == ["iteration-000002"]
+
+
 class NotANumber(ScorerForTests):
     """A reward model that has gone wrong."""
 
