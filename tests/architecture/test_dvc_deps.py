@@ -203,6 +203,7 @@ NOT_REALLY = {
         "generate.images_per_prompt",
         *("train", "train.seeds", "train.heldout", "prompts.eval_count"),
         *("variants", "variants.values", "policies", "policies.values"),
+        *("chunks.plans.*", "sampling.num_sde_steps"),
     },
     # `train.seeds` name the tables of a folder of images, and base and compared policies have one table.
     "score_base": {"executors", "scorers", "train.seeds"},
