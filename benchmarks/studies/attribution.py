@@ -184,7 +184,7 @@ def rolled(grid: StepGrid, velocity: Velocity, start: Tensor, noise: torch.Gener
 def predicted(score: Score, made: Trajectory) -> Array:
     """Rewards [G, N + 1] of the images of `rolled` that are predicted, and of the images."""
     if made.predicted is None:
-        raise ValueError("the trajectories must be those of `rolled`, which keeps predicted images; got none")
+        raise ValueError("give trajectories of `rolled`, which keeps predicted images; these have none")
     return np.stack([score(each) for each in (*made.predicted.unbind(dim=1), made.states[:, -1])], axis=1)
 
 

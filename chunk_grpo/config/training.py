@@ -115,9 +115,9 @@ class TrainParams(Section):
     lora: LoraParams | None = None
     """Low-rank adapters to train instead of the full weights; null: train all weights."""
     gradient_checkpointing: bool | Share = False
-    """Whether activations are recomputed in the backward pass instead of stored; a number: those of this share of the
-    blocks. `chunk-grpo plan` names a smaller one that fits, of 0.25, 0.5 and 0.75. Does not affect results. Source:
-    ours; DanceGRPO's code: true."""
+    """Whether the backward pass recomputes activations instead of storing them; a number: in this share of the blocks.
+    `chunk-grpo plan` names a smaller share that fits, of 0.25, 0.5 and 0.75. Does not affect results. Source: ours;
+    DanceGRPO's code: true."""
     offload: tuple[Literal["vae", "scorers"], ...] = ()
     """Parts, each once, that are on the GPU only while images are decoded and scored, and else in the CPU's memory:
     `vae`, and `scorers`, the models of scorers in the stage's process. Does not affect results."""

@@ -101,9 +101,9 @@ class VariantParams(Section):
     `group`: the images of a group have the same, so that their values differ less by chance. Source: V-GRPO, arXiv
     2604.23380."""
     forward_times: Literal["grid", "stratified"] = "grid"
-    """Times to which images are noised, with another `likelihood` than `transition`. `grid`: those of the steps;
-    `stratified`: each step's is drawn from its part of (0, 1], for each image or group, as `forward_noise` says.
-    Source: V-GRPO, arXiv 2604.23380."""
+    """Times to which images are noised, with another `likelihood` than `transition`. `grid`: the time of each step;
+    `stratified`: a time drawn from the step's part of (0, 1], for each image or group, as `forward_noise` says. Source:
+    V-GRPO, arXiv 2604.23380."""
     sample_from: Literal["latest", "average"] = "latest"
     """Weights of the sampling policy with `likelihood: nft`. `latest`; `average`: those that `train.ema_decay`
     averages, which give the images and the old velocities. Source: DiffusionNFT."""

@@ -74,8 +74,8 @@ def gain_advantages(values: Tensor, clip: float = 5.0, scale: Scale = SCALES["gr
     near noise the most weight: there predictions scatter most, and say least about the image.
 
     Args:
-        values: Finite rewards [P, G, K + 1]: of the K predicted images, and last of the images. G at least 2; for
-            "global", all of an iteration.
+        values: Finite rewards [P, G, K + 1]: the K predicted images come first, the image last. G at least 2; for
+            "global", all groups of an iteration.
         clip: Bound on the absolute advantage, positive.
         scale: One of `SCALES`; "global" is the deviation of all gains of a chunk.
 

@@ -20,7 +20,7 @@ def recompute(network: Any, share: float) -> None:
 
 
 def _of_share(share: float) -> Callable[..., Any]:
-    """A function that runs a block. Places are those of the order in which the blocks run first."""
+    """A function that runs a block. It numbers the blocks in the order in which they first run."""
     places: dict[nn.Module, int] = {}
 
     def run(block: nn.Module, *inputs: Any) -> Any:

@@ -14,6 +14,7 @@ from chunk_grpo.core.rollout import rollout_sde, sample_noise
 from chunk_grpo.families.base import Family, VelocityModel, velocity_function
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.seeding import generator
+from chunk_grpo.training.ema import exchange
 from chunk_grpo.training.method import StepGrid
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.stopping import Check, Stoppable
@@ -41,7 +42,9 @@ class BaseModel:
         self.family = family
         self.reference: VelocityModel | None = family.reference() if has_reference else None
         self._other = family.reference() if adapts and not has_reference else self.reference
-        self._weights = [] if self._other is not None else [_on_cpu(own) for own in self._parts()]
+        self._weights = (
+            [] if self._other is not None else [own.detach().to("cpu", copy=True) for own in self._parts()]
+        )
 
     @contextmanager
     def in_use(self) -> Iterator[VelocityModel]:
@@ -52,22 +55,14 @@ class BaseModel:
         finally:
             self._exchange()
 
-    @torch.no_grad()
     def _exchange(self) -> None:
-        """Exchange the weights that wait with the policy's, one at a time."""
-        for own, held in zip(self._parts() if self._weights else (), self._weights, strict=True):
-            policy = _on_cpu(own)
-            own.copy_(held)
-            held.copy_(policy)
+        """Exchange the weights that wait with the policy's."""
+        exchange(self._parts() if self._weights else (), self._weights)
 
     def _parts(self) -> Iterator[Tensor]:
         """This process's part of each trained weight, in place."""
         for weight in self.family.trainable_parameters():
             yield weight.to_local() if isinstance(weight, DTensor) else weight.data
-
-
-def _on_cpu(weight: Tensor) -> Tensor:
-    return weight.detach().to("cpu", copy=True)
 
 
 def distance_from_base(
@@ -112,7 +107,7 @@ def distance_from_base(
 def _sampled(
     policy: VelocityModel, part: PromptSet, family: Family, grid: StepGrid, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """States and means of the steps of a trajectory for each prompt, on the CPU, where those of all batches wait."""
+    """A trajectory for each prompt: its states and the means of its steps. They wait on the CPU."""
     start = sample_noise(
         (len(part), *family.latent_shape), [generator("distance", seed, "start", name) for name in part.ids]
     )

@@ -101,13 +101,23 @@ class ExponentialMovingAverage:
             self._exchange()
             self._swapped = False
 
-    @torch.no_grad()
     def _exchange(self) -> None:
-        for parameter, average in zip(self._parameters, self._averages, strict=True):
-            held = parameter.clone()
-            parameter.copy_(average)
-            average.copy_(held)
+        exchange(self._parameters, self._averages)
 
     def _require_own_weights(self, what: str) -> None:
         if self._swapped:
             raise ValueError(f"{what} is not possible inside averaged(): the parameters hold the averages")
+
+
+@torch.no_grad()
+def exchange(weights: Iterable[Tensor], others: Iterable[Tensor]) -> None:
+    """Exchange the values of two lists of tensors in place, bit for bit, one pair at a time.
+
+    Args:
+        weights: Weights of a network.
+        others: As many tensors of the same shapes and types, on any device.
+    """
+    for weight, other in zip(weights, others, strict=True):
+        held = weight.detach().to(other.device, copy=True)
+        weight.copy_(other)
+        other.copy_(held)

@@ -67,7 +67,7 @@ class SampledTrajectories:
         return SampledTrajectories(**parts)
 
     def judged(self) -> tuple[Tensor, ...]:
-        """Final latents [B, L, D] to score: the K predicted ones, if any, and last those of the images."""
+        """Final latents [B, L, D] to score: first the K predicted ones, if there are any, then the images' own."""
         predicted = () if self.predicted is None else self.predicted.unbind(dim=1)
         return (*predicted, self.finals)
 

@@ -252,7 +252,7 @@ class Trainer:
         self._record(iteration, metrics)
 
     def _metrics_at_end(self) -> dict[str, float]:
-        """Metrics of the whole training and of its last policy. Checkpoints lack them: a longer one goes on."""
+        """Metrics of the whole training and of its last policy. No checkpoint has them: longer runs go on from it."""
         grid, settings, by = self._method.grid, self._settings, (self._processes, self._check)
         size, seed = settings.rollout_batch_size, settings.heldout.seed
         with self._averaged():
