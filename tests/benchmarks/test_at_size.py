@@ -1,0 +1,57 @@
+"""Trainings at a preset's size, with the toy in the preset's place."""
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import at_size
+from chunk_grpo.training.learner import tuning_of
+from tests.families.small_parts import TINY
+
+TOY = [
+    f"model.checkpoint={TINY}",
+    "model.height=32",
+    "model.width=32",
+    "model.max_sequence_length=8",
+    "train.group_size=2",
+    "train.lora.rank=2",
+]
+
+
+def test_each_way_trains_and_stands_beside_its_plan(tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    ways = ["eager", "half recomputed", at_size.NARROW, "int8"]
+    at_size.main(["random-flux", *TOY, "--ways", *ways, "--iterations", "2", "--json", str(file)])
+    found = json.loads(file.read_text())["ways"]
+    assert list(found) == ways
+    for record in found.values():
+        assert record["images"] == 4
+        assert len(record["seconds_an_image"]) == 2
+        assert record["planned_gib"]["update"] > 0
+        assert max(record["fidelity_p99"]) < 0.05
+    # Recomputed activations are the same numbers.
+    assert found["half recomputed"]["grad_norm"] == found["eager"]["grad_norm"]
+    assert found[at_size.NARROW]["grad_norm"] == pytest.approx(found["eager"]["grad_norm"], rel=0.05)
+    assert found[at_size.NARROW]["grad_norm"] != found["eager"]["grad_norm"]
+
+
+def test_a_narrow_adapter_computes_in_the_networks_type() -> None:
+    params = at_size.params_of("random-flux", TOY, 1, 2)
+    gradients = []
+    for context in (nullcontext, at_size.narrow_adapter):
+        with context():
+            family = at_size.make_family(params, torch.device("cpu"))
+            family.prepare_training(tuning_of(params.train), 0)
+        for weight in family.trainable_parameters():
+            assert weight.dtype == torch.float32
+            torch.nn.init.normal_(weight, std=0.1, generator=torch.Generator().manual_seed(0))
+        text = at_size.random_prompts(family, 2, 8, guided=False).conditioning.to("cpu")
+        x = torch.randn(2, *family.latent_shape, generator=torch.Generator().manual_seed(0))
+        family.velocity(x, torch.full((2,), 0.5), text).square().mean().backward()
+        grads = [weight.grad for weight in family.trainable_parameters()]
+        gradients.append(torch.cat([grad.flatten() for grad in grads if grad is not None]))
+    wide, narrow = gradients
+    assert 0 < float((narrow - wide).norm() / wide.norm()) < 0.05
