@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         sys.stdout.write(json.dumps(plan.to_json(), indent=1) + "\n")
     else:
-        show(plan, Console())
+        show(plan, Console(), whole=options.all)
     return ConfigError.exit_code if options.strict and not plan.fits else 0
 
 
@@ -113,6 +113,7 @@ def parser() -> argparse.ArgumentParser:
         "--disk-gbs", type=_positive, default=1.0, help="GB/s of the disk of weights and checkpoints"
     )
     own.add_argument("--price", type=_positive, help="price of a GPU for an hour")
+    own.add_argument("--all", action="store_true", help="print operations, stages, memory and files too")
     own.add_argument("--json", action="store_true", help="print the numbers as JSON")
     own.add_argument("--strict", action="store_true", help="exit with 2 if something cannot work")
     return own

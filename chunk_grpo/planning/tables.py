@@ -16,28 +16,30 @@ TERA, PETA, GIGA, GIB = 1e12, 1e15, 1e9, 2**30
 STYLES = {"cannot": "bold red", "costs": "yellow", "note": "dim"}
 
 
-def show(plan: Plan, console: Console) -> None:
-    """Print a plan."""
-    console.print(Group(*_parts(plan)))
+def show(plan: Plan, console: Console, *, whole: bool) -> None:
+    """Print a plan, its answer last; `whole`: with the numbers behind it."""
+    console.print(Group(*_parts(plan, whole=whole)))
 
 
-def _parts(plan: Plan) -> Iterator[RenderableType]:
+def _parts(plan: Plan, *, whole: bool) -> Iterator[RenderableType]:
+    if whole:
+        yield _passes(plan)
+        for names, cost in _alike(plan.iterations):
+            yield _iteration(names, cost)
+        yield _stages(plan)
+        yield _memory(plan)
+        yield _storage(plan)
+    yield _cards(plan)
+    yield _findings(plan)
     machine = plan.machine
-    yield Text(summary(plan), style="bold")
     places = f" in {machine.machines} machines" if machine.machines > 1 else ""
     between = f" ({machine.network_gbs:.0f} from other machines)" if machine.machines > 1 else ""
     yield Text(
         f"{machine.gpus} x {machine.gpu}{places}, {machine.memory_gb:g} GB, at {machine.tflops:.0f} TFLOP/s and "
         f"{machine.gbs:.0f} GB/s{between} a GPU, disk {machine.disk_gbs:g} GB/s"
+        + ("" if whole else "; --all prints operations, stages, memory and files")
     )
-    yield _findings(plan)
-    yield _cards(plan)
-    yield _passes(plan)
-    for names, cost in _alike(plan.iterations):
-        yield _iteration(names, cost)
-    yield _stages(plan)
-    yield _memory(plan)
-    yield _storage(plan)
+    yield Text(summary(plan), style="bold")
 
 
 def summary(plan: Plan) -> str:

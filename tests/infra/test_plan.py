@@ -19,8 +19,16 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
 
 
+def test_the_answer_stands_last(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("plan", []) == 0
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-1].startswith("1 x H100 of 80 GB: yes, ")
+    assert "What is off" in printed and "The same run on other cards" in printed
+    assert "Memory of a GPU" not in printed
+
+
 def test_tables_of_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("plan", ["--preset", "flux-dev", "--gpus", "8", "--price", "2.5"]) == 0
+    assert call("plan", ["--preset", "flux-dev", "--gpus", "8", "--price", "2.5", "--all"]) == 0
     printed = capsys.readouterr().out
     for words in (
         *("11,901,408,320", "An iteration on each GPU: dance", "Memory of a GPU of 80 GB"),
