@@ -22,6 +22,9 @@ from chunk_grpo.planning.storage import (
 TERA, GIGA = 1e12, 1e9
 FLOAT32 = 4
 
+STAGED_GBS = 4.0
+"""GB/s at which a GPU's state is copied to host memory, assumed."""
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -250,24 +253,27 @@ def _training(settings: Settings, one: IterationCost, machine: Machine, loading:
 
 
 def save_seconds(size: float, machine: Machine) -> float:
-    """Seconds of a checkpoint: written once, and read once for its checksum."""
-    return 2 * size / (machine.disk_gbs * GIGA)
+    """Seconds in which a checkpoint is written; its checksums are computed on the way."""
+    return size / (machine.disk_gbs * GIGA)
 
 
 @dataclass(frozen=True)
 class Saving:
-    """Checkpoints of one training, of which all GPUs wait for each."""
+    """Checkpoints of one training: copied to host memory, and written while training goes on."""
 
     seconds: float
-    """A checkpoint."""
+    """Until a checkpoint is written."""
+    waited: float
+    """Of them training waits for, after each but the last: for the copy, and for the checkpoint before."""
     every: int
     """Iterations between two."""
     total: float
-    """Seconds of all, the one at the end included."""
+    """Seconds that training waits for all of them, and for the whole of the last one."""
     share: float
     """Their part of the training, in which collectives run beside the computation."""
     lost: float
-    """Seconds of work that a lost machine costs, at most: it is lost while it saves."""
+    """Seconds of work that a lost machine costs, at most: it is lost in the iteration at whose end a checkpoint, just
+    written, would have counted."""
 
 
 def saving_of(settings: Settings, one: IterationCost, machine: Machine) -> Saving:
@@ -277,10 +283,12 @@ def saving_of(settings: Settings, one: IterationCost, machine: Machine) -> Savin
     every = min(train.iterations, train.checkpoint_every or train.iterations)
     if train.checkpoint_minutes is not None:
         every = min(every, math.ceil(60 * train.checkpoint_minutes / iteration.least))
-    seconds = save_seconds(checkpoint_bytes(settings), machine)
-    total = -(-train.iterations // every) * seconds
+    size = checkpoint_bytes(settings)
+    seconds, staged = save_seconds(size, machine), size / settings.spread / (STAGED_GBS * GIGA)
+    waited = staged + max(0.0, seconds - every * iteration.least)
+    total = (-(-train.iterations // every) - 1) * waited + staged + seconds
     share = total / (total + train.iterations * iteration.least)
     lost = every * iteration.most
     if train.checkpoint_minutes is not None:
         lost = min(lost, 60 * train.checkpoint_minutes + iteration.most)
-    return Saving(seconds, every, total, share, lost + seconds)
+    return Saving(seconds, waited, every, total, share, lost + seconds + iteration.most)

@@ -160,8 +160,8 @@ def _checkpoints(savings: Sequence[Saving], costs: Sequence[IterationCost]) -> I
         iterating = one.every * cost.seconds.least
         yield Finding(
             "costs",
-            f"a checkpoint takes {one.seconds:.0f} s, the {one.every} iterations before it {iterating:.0f} s: "
-            f"{one.share:.0%} of the training saves; use a faster disk (--disk-gbs) or save less often "
+            f"a checkpoint is written for {one.seconds:.0f} s, {one.every} iterations take {iterating:.0f} s: training "
+            f"waits for {one.share:.0%} of its time; use a faster disk (--disk-gbs) or save less often "
             "(train.checkpoint_every, train.checkpoint_minutes)",
         )
 

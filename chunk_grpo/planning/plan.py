@@ -150,13 +150,14 @@ def make_plan(params: Params, machine: Machine) -> Plan:
 def stop_time(settings: Settings, machine: Machine) -> float:
     """Seconds from a stop request to a saved checkpoint.
 
-    The longest pass, then the checkpoint with the unfinished iteration's trajectories.
+    The longest pass, then what is left of the checkpoint that is being written, at most all, and one with the
+    unfinished iteration's trajectories.
     """
     flop = max(settings.update_flop, settings.rollout.forward)
     sweeps = 3 * settings.passes if settings.shards else 0
     gathers = sweeps * settings.element * settings.network.weights / (machine.gbs * GIGA)
     unfinished = max(unfinished_bytes(settings, variant) for variant in settings.params.variants)
-    size = checkpoint_bytes(settings) + unfinished
+    size = 2 * checkpoint_bytes(settings) + unfinished
     return flop / (machine.tflops * 1e12) + gathers + save_seconds(size, machine)
 
 

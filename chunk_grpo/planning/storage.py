@@ -108,7 +108,7 @@ class Storage:
     """Objects that a push of all outputs makes in an object store, about."""
     host: float
     """Host memory of a training machine, about: processes, the base's weights that the policy is compared with at the
-    end, and a checkpoint on its way to the disk; of sharded training, the gathered policy."""
+    end, and a checkpoint on its way to the disk; of sharded training, the gathered policy too."""
 
     @property
     def disk(self) -> float:
@@ -158,7 +158,8 @@ def storage_of(settings: Settings) -> Storage:
         image_bytes=images_of(params) * pixels * PNG_BYTES,
         objects=objects_of(settings),
         host=(PROCESS_BYTES + offloaded_bytes(settings) + _kept_base(settings)) * settings.processes_each
-        + (policy if settings.shards else checkpoint),
+        + checkpoint / (settings.machines if settings.shards and not settings.is_hybrid else 1)
+        + (policy if settings.shards else 0.0),
     )
 
 

@@ -3,6 +3,10 @@
 A folder has a name that no folder had, and gets its manifest last (`state_files`). Older ones are removed after that,
 so a kill at any moment leaves a whole checkpoint; what a killed save left is removed by the next one. `copies` keeps
 copies elsewhere, to resume on another machine.
+
+Training waits while the state is copied to host memory. A thread of each process writes its files, without exchanging
+anything with the other processes. When all have ended, which training asks after each iteration, the main process
+writes the manifest.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import logging
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,16 +37,17 @@ from chunk_grpo.training.state_files import (
     PART,
     STATE,
     WHOLE,
-    Box,
+    Staged,
     UnusableError,
+    Written,
     encoded,
     held,
     make_folder,
     read_manifest,
     read_state,
-    sync_folder,
     verify,
     write_file,
+    write_files,
     write_manifest,
     write_tensors,
 )
@@ -66,6 +72,24 @@ class TrainingState:
     """Metric rows (iteration, metric, value) so far."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Other plain values and tensors by name, such as averaged weights or a chunk plan; {} if unused."""
+
+
+@dataclass
+class _Save:
+    """A checkpoint that is being written."""
+
+    path: Path
+    iteration: int
+    plain: Any
+    """The state, with names in place of its tensors."""
+    shapes: dict[str, list[int]]
+    """Shapes of the sharded tensors by name."""
+    best: dict[str, str]
+    """File and checksum of the best policy at that iteration, if there is one."""
+    copied: bool
+    """Whether it is copied elsewhere, if there are copies."""
+    written: Future[Written]
+    """What this process writes."""
 
 
 class CheckpointStore:
@@ -101,13 +125,20 @@ class CheckpointStore:
         self._writes_parts = self._processes is None or self._processes.index == self._index
         self._refused: set[Path] = set()  # not counted by `keep`: bad ones must not displace good ones
         self._best: dict[str, str] = {}
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._saving: _Save | None = None
 
     def save(self, state: TrainingState, *, copied: bool = True) -> None:
-        """Write `state`; remove checkpoints beyond `keep`, and what killed saves left.
+        """`begin`, then `finish`."""
+        self.begin(state, copied=copied)
+        self.finish()
+
+    def begin(self, state: TrainingState, *, copied: bool = True) -> None:
+        """Begin to write a copy of `state`, after `settle`; remove what killed saves left.
 
         Args:
             state: State to write.
-            copied: Whether to begin to copy the checkpoint, if there are copies.
+            copied: Whether to copy the checkpoint when it is written, if there are copies.
 
         Raises:
             DataError: The disk is full or not writable. The older checkpoints remain.
@@ -118,69 +149,85 @@ class CheckpointStore:
             raise ValueError(f"iteration must be at least 0, got {state.iteration}")
         tensors: dict[str, Tensor] = {}
         plain = encoded(vars(state), tensors)
-        self.settle_copies()
+        self.settle()
         self._by_main(lambda: self._remove_all_but(self._whole()))
-        path = self._folder / self._by_main(lambda: self._new_name(state.iteration))
-        try:
-            parts = self._by_all(lambda: self._write(path, tensors))
+        path = self._folder / self._by_main(lambda: self._new_folder(state.iteration))
+        shapes = {name: list(value.shape) for name, value in tensors.items() if isinstance(value, DTensor)}
+        written = self._writer.submit(self._write, path, self._staged(tensors))
+        self._saving = _Save(path, state.iteration, plain, shapes, self._best, copied, written)
+
+    def finish_if_written(self) -> None:
+        """`finish`, if all processes have written their files."""
+        saving = self._saving
+        if saving is not None and all(self._by_all(saving.written.done)):
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that is being written, and complete it.
+
+        Raises:
+            DataError: The disk is full or not writable. The older checkpoints remain.
+        """
+        if self._saving is None:
+            return
+        saving, self._saving = self._saving, None
+        with self._removed_by_errors(saving.path):
+            parts = self._by_all(saving.written.result)
             written = {file: about for part in parts for file, about in part.items()}
-            self._by_main(lambda: self._complete(path, state.iteration, plain, tensors, written))
+            self._by_main(lambda: self._complete(saving, written))
+        self._by_main(lambda: self._remove_all_but(self._kept(saving.path)))
+        if self._copies is not None and saving.copied:
+            self._copies.start(saving.path.name)
+
+    def _new_folder(self, iteration: int) -> str:
+        """Make a folder with the best policy so far; its name.
+
+        Stopped within an iteration, a training saves the one before again, under another name.
+        """
+        used = [number for found, number in map(order_of, self._folders()) if found == iteration]
+        path = self._folder / (f"iteration-{iteration:06d}" + (f"-{max(used) + 1}" if used else ""))
+        with self._removed_by_errors(path), storage_errors("write", path):
+            make_folder(path)
+            for name in self._best:
+                link(self._folder / name, path / name)
+        return path.name
+
+    @contextmanager
+    def _removed_by_errors(self, path: Path) -> Iterator[None]:
+        try:
+            yield
         except DataError:
             if self._is_main:
                 shutil.rmtree(path, ignore_errors=True)
             raise
-        self._by_main(lambda: self._remove_all_but(self._kept(path)))
-        if self._copies is not None and copied:
-            self._copies.start(path.name)
 
-    def _new_name(self, iteration: int) -> str:
-        """Name of a folder that does not exist: stopped within an iteration, a training saves the one before again."""
-        used = [number for found, number in map(order_of, self._folders()) if found == iteration]
-        return f"iteration-{iteration:06d}" + (f"-{max(used) + 1}" if used else "")
-
-    def _write(self, path: Path, tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, dict[str, Box]]]:
-        """Write this process's tensors; return the files with their checksums and the boxes of sharded tensors."""
+    def _staged(self, tensors: Mapping[str, Tensor]) -> Staged:
+        """Copies of this process's tensors in host memory, by file."""
         parts = {name: held(value) for name, value in tensors.items() if isinstance(value, DTensor)}
-        found = {}
-
-        def write(file: str, own: Mapping[str, Tensor], boxes: dict[str, Box]) -> None:
-            make_folder(path)
-            found[file] = (write_tensors(own, path / file), boxes)
-
-        with storage_errors("write", path):
-            if self._is_main:
-                write(WHOLE, {name: value for name, value in tensors.items() if name not in parts}, {})
-            if parts and self._writes_parts:
-                own = {name: part for name, (part, _) in parts.items() if part.numel()}
-                write(f"part-{self._index}.safetensors", own, {name: parts[name][1] for name in own})
-            if found:
-                sync_folder(path)
+        found: Staged = {}
+        if self._is_main:
+            rest = {name: tensors[name].to("cpu", copy=True) for name in tensors if name not in parts}
+            found[WHOLE] = rest, {}
+        if parts and self._writes_parts:
+            own = {name: part.to("cpu", copy=True) for name, (part, _) in parts.items() if part.numel()}
+            found[f"part-{self._index}.safetensors"] = own, {name: parts[name][1] for name in own}
         return found
 
-    def _complete(
-        self,
-        path: Path,
-        iteration: int,
-        plain: Any,
-        tensors: Mapping[str, Tensor],
-        written: Mapping[str, tuple[str, dict[str, Box]]],
-    ) -> None:
-        """Write the plain values, link to the best policy, and write the manifest."""
-        sharded = {
-            name: (
-                list(tensor.shape),
-                {file: boxes[name] for file, (_, boxes) in written.items() if name in boxes},
-            )
-            for name, tensor in tensors.items()
-            if isinstance(tensor, DTensor)
-        }
-        content = json.dumps({"state": plain, "sharded": sharded}).encode()
+    def _write(self, path: Path, staged: Staged) -> Written:
         with storage_errors("write", path):
-            files = {file: checksum for file, (checksum, _) in written.items()} | self._best
-            files[STATE] = write_file(path / STATE, [content])
-            for name in self._best:
-                link(self._folder / name, path / name)
-            write_manifest(path, identity=self._identity, iteration=iteration, files=files)
+            return write_files(path, staged)
+
+    def _complete(self, saving: _Save, written: Written) -> None:
+        """Write the plain values and the manifest."""
+        sharded = {
+            name: (shape, {file: boxes[name] for file, (_, boxes) in written.items() if name in boxes})
+            for name, shape in saving.shapes.items()
+        }
+        content = json.dumps({"state": saving.plain, "sharded": sharded}).encode()
+        with storage_errors("write", saving.path):
+            files = {file: checksum for file, (checksum, _) in written.items()} | saving.best
+            files[STATE] = write_file(saving.path / STATE, [content])
+            write_manifest(saving.path, identity=self._identity, iteration=saving.iteration, files=files)
 
     def _kept(self, path: Path) -> list[Path]:
         """Checkpoints to keep after a save: the new one, older ones up to `keep`, and all newer ones."""
@@ -258,13 +305,16 @@ class CheckpointStore:
                 "its copies if there are any, to train from the start"
             ) from error
 
-    def wait_for_copies(self) -> None:
-        """Wait until this process copies nothing."""
+    def wait(self) -> None:
+        """Wait until this process writes and copies nothing. One process may call it alone; nothing is completed."""
+        if self._saving is not None:
+            wait([self._saving.written])
         if self._copies is not None:
             self._copies.wait()
 
-    def settle_copies(self) -> None:
-        """Wait until no process copies anything, and remove older copies."""
+    def settle(self) -> None:
+        """`finish`; wait until no process copies anything, and remove older copies."""
+        self.finish()
         if self._copies is not None:
             self._copies.settle()
 

@@ -40,6 +40,12 @@ _TYPES = {
 Box: TypeAlias = tuple[list[int], list[int]]
 """First element and size in each dimension."""
 
+Staged = dict[str, tuple[dict[str, Tensor], dict[str, Box]]]
+"""Files that a process writes: tensors by name, and the boxes of sharded ones."""
+
+Written = dict[str, tuple[str, dict[str, Box]]]
+"""Files that a process wrote: checksums, and the boxes of sharded tensors."""
+
 
 class UnusableError(DataError):
     """A checkpoint cannot be used; the message is the reason."""
@@ -78,6 +84,17 @@ def held(tensor: Tensor) -> tuple[Tensor, Box]:
         return tensor, ([0] * tensor.ndim, list(tensor.shape))
     (chunk,) = cast(Any, tensor).__create_chunk_list__()
     return tensor.to_local(), (list(chunk.offsets), list(chunk.sizes))
+
+
+def write_files(folder: Path, staged: Staged) -> Written:
+    """Write a process's files."""
+    found = {}
+    for file, (tensors, boxes) in staged.items():
+        make_folder(folder)  # another machine's may not be seen here yet
+        found[file] = (write_tensors(tensors, folder / file), boxes)
+    if found:
+        sync_folder(folder)
+    return found
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> str:

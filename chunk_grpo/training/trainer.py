@@ -138,12 +138,12 @@ class Trainer:
         try:
             if reason := self._ended_before(total):
                 self._save()
-                self._checkpoints.settle_copies()
+                self._checkpoints.settle()
                 raise TransientError(
                     f"{reason} after iteration {self._done} of {total}; kept in {self._checkpoints.newest_path()}. "
                     "Run the same command again; training resumes from there."
                 )
-            self._checkpoints.settle_copies()
+            self._checkpoints.settle()
             is_finished = True
         except DataError as error:
             process = self._processes.index if error.process is None else error.process
@@ -151,7 +151,7 @@ class Trainer:
             last = self._checkpoints.newest_path() or "the base model"
             raise DataError(f"{where}: {error} The last good checkpoint is {last}.") from error
         finally:
-            self._checkpoints.wait_for_copies()
+            self._checkpoints.wait()
             for sink in self._sinks:
                 sink.close(is_finished=is_finished)
         return self._rows
@@ -374,9 +374,9 @@ class Trainer:
         self._unfinished = IterationState.from_state(own, prompts, self._family.device)
 
     def _save_if_due(self) -> None:
-        every = self._settings.checkpoint_every
         is_last = self._done == self._settings.iterations or self._controller.has_ended
-        is_due = self._is_save_due or (every is not None and self._done % every == 0)
+        is_due = self._is_save_due or self._done % (self._settings.checkpoint_every or self._done + 1) == 0
+        self._checkpoints.finish_if_written()
         if is_due or is_last:
             start = time.monotonic()
             self._save(copied=self._settings.keep_state or not is_last)
@@ -384,7 +384,7 @@ class Trainer:
             self._rows.append((self._done, "seconds_checkpoint", self._saved_at - start))
 
     def _save(self, *, copied: bool = True) -> None:
-        """Save a checkpoint. Random streams are functions of the iteration and have no state."""
+        """Begin to save a checkpoint. Random streams are functions of the iteration and have no state."""
         unfinished = None if self._unfinished is None else self._processes.gather([self._unfinished.state()])
         trained = self._learner.state()
         extra = {
@@ -397,4 +397,4 @@ class Trainer:
             "best": self._best_state,
         }
         state = TrainingState(self._done, trained["network"], trained["optimizer"], self._rows, extra)
-        self._checkpoints.save(state, copied=copied)
+        self._checkpoints.begin(state, copied=copied)

@@ -41,7 +41,7 @@ def state(iteration: int) -> TrainingState:
 def save(store: CheckpointStore, *iterations: int) -> None:
     for iteration in iterations:
         store.save(state(iteration))
-    store.settle_copies()
+    store.settle()
 
 
 def folders(folder: Path) -> list[str]:
@@ -242,7 +242,7 @@ def test_a_checkpoint_that_was_not_copied_removes_no_older_copy(first, bucket_fo
         patch.setattr(copies.storage, "put_file", lambda *_: 1 / 0)
         save(first, 2)
     first.save(state(3), copied=False)
-    first.settle_copies()
+    first.settle()
     assert len(warnings()) == 1 and "division by zero" in warnings()[0]
     assert folders(bucket_folder) == ["iteration-000001"]
 

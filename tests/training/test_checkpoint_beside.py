@@ -1,0 +1,129 @@
+"""A checkpoint is written beside the training, of the state at its beginning."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from chunk_grpo.errors import DataError
+from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.training import state_files
+from chunk_grpo.training.checkpoint import CheckpointStore
+from chunk_grpo.training.trainer import Trainer
+from tests.training.test_checkpoint import latest_iteration, store_in, trained_state
+from tests.training.worker import Job, result, run_pair
+
+SECONDS = 60
+"""For which a write waits at most."""
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """A disk that writes no tensor before the event is set."""
+    free, write = threading.Event(), state_files.write_tensors
+
+    def held_up(*arguments: Any) -> str:
+        assert free.wait(SECONDS)
+        return write(*arguments)
+
+    monkeypatch.setattr(state_files, "write_tensors", held_up)
+    yield free
+    free.set()
+
+
+def test_later_changes_are_not_in_it(disk: threading.Event, tmp_path: Path) -> None:
+    store, state = store_in(tmp_path), trained_state(7)
+    before = {name: value.clone() for name, value in state.network.items()}
+    store.begin(state)
+    for value in state.network.values():
+        value.zero_()
+    state.rows.append((8, "reward_mean", 0.2))
+    disk.set()
+    store.finish()
+    found = store_in(tmp_path).latest()
+    assert found is not None
+    assert all(torch.equal(found.network[name], value) for name, value in before.items())
+    assert [number for number, _, _ in found.rows] == [7, 7]
+
+
+def test_it_has_the_best_policy_of_its_beginning(disk: threading.Event, tmp_path: Path) -> None:
+    disk.set()
+    store = store_in(tmp_path)
+    store.keep_best({"w": torch.ones(2)})
+    store.begin(trained_state(7))
+    store.keep_best({"w": torch.zeros(2)})
+    store.finish()
+    again = store_in(tmp_path)
+    assert latest_iteration(again) == 7
+    best = again.best()
+    assert best is not None
+    assert torch.equal(best["w"], torch.ones(2))
+
+
+def test_it_counts_when_it_is_written(disk: threading.Event, tmp_path: Path) -> None:
+    store = store_in(tmp_path, keep=1)
+    disk.set()
+    store.save(trained_state(6))
+    disk.clear()
+    store.begin(trained_state(7))
+    store.finish_if_written()
+    assert latest_iteration(store_in(tmp_path)) == 6
+    disk.set()
+    store.wait()
+    store.finish_if_written()
+    assert [path.name for path in tmp_path.iterdir()] == ["iteration-000007"]
+
+
+@pytest.mark.parametrize("finish", [CheckpointStore.finish_if_written, CheckpointStore.finish])
+def test_an_error_is_raised_when_it_is_finished(
+    finish: Callable[[CheckpointStore], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_in(tmp_path)
+    store.save(trained_state(6))
+
+    def full(*_: Any) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(state_files, "write_tensors", full)
+    store.begin(trained_state(7))
+    store.wait()
+    with pytest.raises(DataError, match=r"iteration-000007: cannot write: .*no space left on the disk"):
+        finish(store)
+    assert [path.name for path in tmp_path.iterdir()] == ["iteration-000006"]
+    assert latest_iteration(store) == 6
+
+
+def test_training_goes_on_meanwhile_and_ends_with_the_same_weights(
+    disk: threading.Event, train: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    iterate = Trainer._iterate
+
+    def seen(trainer: Trainer, iteration: int) -> None:
+        iterate(trainer, iteration)
+        if iteration == 2:  # the checkpoint of iteration 1 is not written yet
+            assert trainer._checkpoints.newest_path() is None
+            disk.set()
+
+    monkeypatch.setattr(Trainer, "_iterate", seen)
+    beside = train(tmp_path / "beside", checkpoint_every=1)
+    monkeypatch.setattr(Trainer, "_iterate", iterate)
+    alone = train(tmp_path / "alone", checkpoint_every=None)
+    assert beside.without_times() == alone.without_times()
+    assert all(torch.equal(beside.weights[name], value) for name, value in alone.weights.items())
+
+
+def test_processes_save_shards_beside_the_training(prompts: PromptSet, tmp_path: Path) -> None:
+    """Checkpoints after each of three iterations; then a training from the second one ends with the same weights."""
+    whole = Job(train={"shard_weights": True, "group_size": 4}, folder="whole")
+    longer = replace(whole, folder="resumed", train={**whole.train, "keep_state": True, "iterations": 2})
+    resumed = replace(longer, train={**longer.train, "iterations": 3})
+    run_pair({"whole": whole, "longer": longer, "resumed": resumed}, prompts, tmp_path)
+    for rank in (0, 1):
+        found, again = (result(tmp_path, name, rank) for name in ("whole", "resumed"))
+        assert found.error == again.error == ""
+        assert again.weights
+        assert all(torch.equal(again.weights[name], value) for name, value in found.weights.items())
