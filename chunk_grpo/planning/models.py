@@ -8,6 +8,7 @@ from typing import Any
 
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.tracing import Checkpoint, check_class, component_names
+from chunk_grpo.families.weights.records import may_be_hub_id
 
 KNOWN = Path(__file__).parent / "checkpoints"
 """Configurations of hub ids, so that planning needs no network and no licence: ORG--NAME.json, an object with the
@@ -30,6 +31,10 @@ def read_checkpoint(family: str, checkpoint: str) -> Checkpoint:
                     f"{file}: must hold {name} for model.family {family}, and does not; set model.family to the family "
                     "of the checkpoint"
                 )
+    elif not may_be_hub_id(checkpoint):
+        raise ConfigError(
+            f"model.checkpoint: there is no folder {checkpoint!r}; give a folder in the diffusers layout"
+        )
     else:
         raise ConfigError(
             f"model.checkpoint: planning reads config.json of a local folder, or knows {', '.join(known_ids())}; got "
