@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 from rich.console import Console
 
 from chunk_grpo.artifacts import check_writable
-from chunk_grpo.artifacts.manifest import measured_run
+from chunk_grpo.artifacts.manifest import Notes, measured_run
 from chunk_grpo.code import check_code
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.environment import EXIT_CODE, PROCESSES
@@ -45,11 +45,13 @@ Arguments = TypeVar("Arguments", bound=_Dataclass)
 
 
 def run_stage(
-    main: Callable[[Params, Arguments], None],
+    main: Callable[[Params, Arguments], Notes | None],
     arguments: type[Arguments],
     argv: Sequence[str] | None = None,
 ) -> int:
     """Run one stage as a process: `main`, with the parameters and the arguments of the command line.
+
+    What it returns are notes for the manifest.
 
     The fields of `arguments` are `str` or `int`. Each becomes an option, required unless it has a default. `argv` is
     the command line; None: the process's.
@@ -68,11 +70,13 @@ def run_stage(
         if code and writes:
             check_code(code)
         measured = measured_run(Path(manifest).stem, manifest) if writes and manifest else nullcontext()
-        with STOP.raised(), measured:
+        with STOP.raised(), measured as notes:
             parameters = load_params(params)
             for location in filter(None, (manifest, *_paths(own, "writes"))) if writes else ():
                 check_writable(location)
-            main(parameters, own)
+            found = main(parameters, own)
+            if notes is not None:
+                notes |= found or {}
     except (ChunkGrpoError, Stopped) as error:
         leave_group(has_failed=True)
         return leave_code(report_error(error))
@@ -158,7 +162,7 @@ def report_error(error: ChunkGrpoError | Stopped) -> int:
     return error.exit_code
 
 
-def parsed(main: Callable[..., None], arguments: type[Arguments]) -> tuple[Params, Arguments]:
+def parsed(main: Callable[..., object], arguments: type[Arguments]) -> tuple[Params, Arguments]:
     """The parameters and the arguments of the command line."""
     own, params, _, _ = _parse(main, arguments)
     return load_params(params), own
@@ -184,7 +188,7 @@ def _paths(arguments: _Dataclass, kind: str) -> list[str]:
 
 
 def _parse(
-    main: Callable[..., None], arguments: type[Arguments], argv: Sequence[str] | None = None
+    main: Callable[..., object], arguments: type[Arguments], argv: Sequence[str] | None = None
 ) -> tuple[Arguments, str, str | None, str | None]:
     """The stage's arguments; parameter file, manifest, and record of the code."""
     module = sys.modules[main.__module__]

@@ -20,6 +20,7 @@ from chunk_grpo.artifacts import (
     write_table,
 )
 from chunk_grpo.artifacts.kept import KEPT, Kept, forget_recorded
+from chunk_grpo.artifacts.manifest import ITERATIONS, Notes
 from chunk_grpo.artifacts.storage import is_remote
 from chunk_grpo.config import Params, VariantParams
 from chunk_grpo.errors import ConfigError
@@ -33,6 +34,7 @@ from chunk_grpo.scorers.running.placing import place_checked
 from chunk_grpo.scorers.running.spec import spec_from
 from chunk_grpo.stopping import STOP
 from chunk_grpo.training.copies import remove_copies
+from chunk_grpo.training.journal import FILE, read_journal
 from chunk_grpo.training.method import Method, method_from
 from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.optimizers import require_optimizer
@@ -125,10 +127,11 @@ def copies_of_environment() -> str | None:
     return location
 
 
-def main(params: Params, arguments: Arguments) -> None:
+def main(params: Params, arguments: Arguments) -> Notes:
     """Train; resume from a checkpoint if there is one.
 
-    Settings, and the policy to start from, must be the recorded ones.
+    Settings, and the policy to start from, must be the recorded ones. The manifest gets the number of iterations that
+    this process trained: its seconds are of these alone.
     """
     variant_of(params, arguments)
     require_optimizer(params.train.optimizer)
@@ -150,7 +153,7 @@ def main(params: Params, arguments: Arguments) -> None:
         kept = Kept(folder, {name: getattr(arguments, name) for name in ("out", "curves", "timings")})
         if processes.by_main(kept.has_ended):
             processes.by_main(kept.take_over)
-            return
+            return {ITERATIONS: 0}
         start = params.train.start_from
         begin = None if start is None else local_policy(start, "train.start_from")
         copies = None if copies is None else join(copies, key)
@@ -163,11 +166,17 @@ def main(params: Params, arguments: Arguments) -> None:
             )  # fmt: skip
             if writes:
                 write_metrics(metrics, arguments, draft)
-    if params.train.keep_state:
-        return
-    processes.by_main(kept.end)
-    if writes and copies is not None and not kept.has_ended():
-        remove_copies(copies)
+    if not params.train.keep_state:
+        processes.by_main(kept.end)
+        if writes and copies is not None and not kept.has_ended():
+            remove_copies(copies)
+    return {ITERATIONS: trained_now(metrics, LOGS / name)}
+
+
+def trained_now(metrics: Iterable[MetricRow], journal: Path) -> int:
+    """Number of iterations that this process trained; the journal's heading has those before."""
+    record = read_journal(journal / FILE)
+    return max(number for number, _, _ in metrics) - (record.heading.done if record else 0)
 
 
 def write_metrics(metrics: Iterable[MetricRow], arguments: Arguments, draft: Path) -> None:

@@ -51,10 +51,14 @@ class RunManifest:
     commit: str | None
     """Commit of the checkout, or null outside one."""
     notes: dict[str, str | int | float]
-    """Additional values: `peak_gpu_mib`, the most that tensors of this process took of its GPU."""
+    """Additional values: `peak_gpu_mib`, the most that tensors of this process took of its GPU; of a
+    training also `ITERATIONS`."""
 
 
 Notes = dict[str, str | int | float]
+
+ITERATIONS = "iterations"
+"""Note of a training: iterations of this process, to which its seconds belong."""
 
 
 @contextmanager

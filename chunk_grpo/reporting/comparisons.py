@@ -18,7 +18,6 @@ from chunk_grpo.reporting.statistics import LEVEL, Interval, crossed_interval, h
 NO_BREAK = "\N{NO-BREAK SPACE}"
 UNTRAINED = (-1,)
 """Training seeds of a policy that was not trained here."""
-FROM_BASE = "difference from the base model"
 EXTRA_DIGITS = 3
 SEEN = 0.1
 """Smallest mean difference that is said to be seen, in standard deviations of the score over the base's images.

@@ -8,7 +8,6 @@ from functools import partial
 from types import MappingProxyType
 
 from chunk_grpo.reporting import figures, palette, plots
-from chunk_grpo.reporting.comparisons import FROM_BASE
 from chunk_grpo.reporting.content import REWARD_METRICS, Content, Curves
 from chunk_grpo.reporting.figures import Draw
 from chunk_grpo.reporting.reward_hacking import watched
@@ -58,7 +57,9 @@ def difference_figure(content: Content) -> Figure:
     for measure in content.settings.measures:
         rows = [c for c in content.comparisons if c.measure == measure]
         name = content.settings.label(measure)
-        draw = partial(plots.draw_differences, rows=rows, variants=variants, title=f"{name}, {FROM_BASE}")
+        draw = partial(
+            plots.draw_differences, rows=rows, variants=variants, title=f"{name}, difference from the base"
+        )
         label = f"Differences from the base model on {name}, with 95 % intervals; the table below has the numbers."
         panels.append((draw, label))
     height = max(LOW, MARGINS + ROW * len(content.scored.drawn))

@@ -8,11 +8,13 @@ chunk_size/J.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from chunk_grpo.artifacts import RunManifest
+from chunk_grpo.artifacts.manifest import ITERATIONS
 from chunk_grpo.reporting.evidence import Source, TrainingSettings
 from chunk_grpo.reporting.series import MetricValues, metric_values
 
@@ -100,7 +102,10 @@ class PlanMoment:
 def trained_in_numbers(
     variant: str, source: Source, training: TrainingSettings, runs: Sequence[RunManifest]
 ) -> Trained:
-    """Training statistics of one variant; the duration is that of the stages train@VARIANT-SEED."""
+    """Training statistics of one variant; the duration is that of the stages train@VARIANT-SEED.
+
+    Of a resumed training the stage's last process counts, with its iterations.
+    """
     # Iteration 0 is the base, which was not trained.
     values = {
         metric: {key: value for key, value in found.items() if key[1] > 0}
@@ -113,10 +118,10 @@ def trained_in_numbers(
     ranges, fidelity = training.clip_ranges[variant], mean("fidelity_p99")
     lows, highs = values.get("ratio_min", {}), values.get("ratio_max", {})
     clip_fractions = values.get("clip_fraction", {})
-    iterations = len(clip_fractions)
-    stages = {f"train@{variant}-{seed}" for seed, _ in clip_fractions}
-    times = [run.seconds for run in runs if run.stage in stages]
-    seconds = sum(times) if len(times) == len(stages) else None
+    per_seed = Counter(f"train@{variant}-{seed}" for seed, _ in clip_fractions)
+    own = [run for run in runs if run.stage in per_seed]
+    iterations = sum(int(run.notes.get(ITERATIONS, per_seed[run.stage])) for run in own)
+    seconds = sum(run.seconds for run in own) if len(own) == len(per_seed) else None
     return Trained(
         variant=variant,
         images=training.images[variant],

@@ -17,6 +17,7 @@ from contextlib import closing
 from pathlib import Path
 
 from chunk_grpo import environment
+from chunk_grpo.artifacts.manifest import Notes
 from chunk_grpo.config import Params
 from chunk_grpo.errors import ChunkGrpoError, ConfigError
 from chunk_grpo.gpus import has_gpu
@@ -27,7 +28,7 @@ from stages._stage import Arguments, asked_processes, leave_code, parsed, report
 
 
 def run_processes(
-    main: Callable[[Params, Arguments], None],
+    main: Callable[[Params, Arguments], Notes | None],
     arguments: type[Arguments],
     divisible: Callable[[Params, Arguments], int | None] = lambda params, arguments: None,
     on_cpus: Callable[[Params], int] | None = None,

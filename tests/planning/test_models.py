@@ -30,7 +30,7 @@ def test_files_of_hub_ids_say_where_they_are_from() -> None:
 
 
 def test_an_unknown_hub_id_names_the_next_step() -> None:
-    with pytest.raises(ConfigError, match="there is no folder './modle'; give a folder"):
+    with pytest.raises(ConfigError, match=r"there is no folder '\./modle'; give a folder"):
         read_checkpoint("flux", "./modle")
     with pytest.raises(ConfigError, match="hf download someone/model"):
         read_checkpoint("flux", "someone/model")

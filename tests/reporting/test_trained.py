@@ -30,9 +30,9 @@ SETTINGS = training_settings()
 LINE = Trained("v", 32, 128.0, 1e-4, 1e-4, 0.25, 3.1e-4, 0.0, 0.02, 0.5, 1.5, 0.05, 2.5)
 
 
-def manifest(stage: str, seconds: float) -> RunManifest:
+def manifest(stage: str, seconds: float, **notes: int) -> RunManifest:
     return RunManifest(
-        1, stage, "2001-01-01T10:00:00+00:00", seconds, 1.0, "3", {}, "", "", 2, None, None, {}
+        1, stage, "2001-01-01T10:00:00+00:00", seconds, 1.0, "3", {}, "", "", 2, None, None, {**notes}
     )
 
 
@@ -70,6 +70,15 @@ def test_means_over_seeds_and_iterations_by_hand() -> None:
     assert found.fidelity_of_clip_range == pytest.approx(0.3)  # mean 3e-5 over the smallest clip range 1e-4
     assert found.seconds == 2.5  # 10 s over two iterations of two seeds
     assert found.images == 32
+
+
+def test_seconds_of_a_resumed_training_are_those_of_its_last_process() -> None:
+    rows = [(seed, i, "clip_fraction", 0.1) for seed in (0, 1) for i in (1, 2, 3, 4)]
+    runs = [manifest("train@v-0", 6.0, iterations=1), manifest("train@v-1", 24.0, iterations=4)]
+    found = trained_in_numbers("v", metrics_source(*rows), SETTINGS, runs)
+    assert found.seconds == 6.0  # 30 s over five iterations, not eight
+    taken_over = [manifest(run.stage, 0.1, iterations=0) for run in runs]
+    assert trained_in_numbers("v", metrics_source(*rows), SETTINGS, taken_over).seconds is None
 
 
 def test_missing_metric_is_none_and_its_column_is_omitted() -> None:
