@@ -18,6 +18,7 @@ PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted(DOCS.rglob("*.md")),
     ROOT / "benchmarks" / "studies" / "README.md",
+    ROOT / "pretraining" / "README.md",
 ]
 ROW_OF_DEVIATION = {
     "The last step has no noise": "The last step has no noise and is not trained",
