@@ -272,23 +272,23 @@ def test_checkpoints_that_take_long() -> None:
 
 
 def test_checkpoints_by_minutes() -> None:
-    """150 iterations of 124 s on 8 GPUs: 5 checkpoints of 143 s, of which 4.5 s for a copy of 17.9 GB a GPU.
+    """150 iterations of 124 s on 8 GPUs: 15 checkpoints of 143 s, of which 4.5 s for a copy of 17.9 GB a GPU.
 
-    Of 31 s on 32: one after 3600 s and one at the end, which training waits for. A machine is lost when a checkpoint is
-    written, in the iteration that began meanwhile: with the hour, the iteration that it ends in, and 143 s.
+    Of 31 s on 32: three after 1200 s each and one at the end, which training waits for. A machine is lost when a
+    checkpoint is written, in the iteration that began meanwhile: with 1200 s, the iteration that they end in, and 143 s.
     """
     eight, many = plan(preset("flux-dev"), 8), plan(preset("flux-dev"), 32, machines=4)
     number = next(n for n, cost in enumerate(eight.iterations) if cost.variant == "chunk")
     saving, cost = eight.savings[number], eight.iterations[number]
-    assert (saving.every, many.savings[number].every) == (30, 116)
+    assert (saving.every, many.savings[number].every) == (10, 39)
     assert saving.seconds == pytest.approx(142.8, abs=0.1)
     assert saving.waited == pytest.approx(142.8 / 8 / 4, abs=0.01)
-    assert saving.total == 5 * saving.waited + saving.seconds
-    assert many.savings[number].total == 2 * saving.waited + saving.seconds
-    assert saving.share == pytest.approx(165 / (165 + 150 * 124), abs=1e-3)
-    assert saving.lost == 3600 + 2 * cost.seconds.most + saving.seconds
-    either = edited(preset("flux-dev"), train={"checkpoint_every": 12})
-    assert plan(either, 8).savings[number].every == 12
+    assert saving.total == 15 * saving.waited + saving.seconds
+    assert many.savings[number].total == 4 * saving.waited + saving.seconds
+    assert saving.share == pytest.approx(210 / (210 + 150 * 124), abs=1e-3)
+    assert saving.lost == 1200 + 2 * cost.seconds.most + saving.seconds
+    either = edited(preset("flux-dev"), train={"checkpoint_every": 7})
+    assert plan(either, 8).savings[number].every == 7
 
 
 def test_gpus_that_do_not_divide() -> None:
