@@ -134,7 +134,7 @@ class CheckpointStore:
         self.finish()
 
     def begin(self, state: TrainingState, *, copied: bool = True) -> None:
-        """Begin to write a copy of `state`, after `settle`; remove what killed saves left.
+        """Begin to write a copy of `state`, after `finish`; remove what killed saves left.
 
         Args:
             state: State to write.
@@ -149,7 +149,7 @@ class CheckpointStore:
             raise ValueError(f"iteration must be at least 0, got {state.iteration}")
         tensors: dict[str, Tensor] = {}
         plain = encoded(vars(state), tensors)
-        self.settle()
+        self.finish()
         self._by_main(lambda: self._remove_all_but(self._whole()))
         path = self._folder / self._by_main(lambda: self._new_folder(state.iteration))
         shapes = {name: list(value.shape) for name, value in tensors.items() if isinstance(value, DTensor)}
@@ -157,17 +157,15 @@ class CheckpointStore:
         self._saving = _Save(path, state.iteration, plain, shapes, self._best, copied, written)
 
     def finish_if_written(self) -> None:
-        """`finish`, if all processes have written their files."""
-        saving = self._saving
-        if saving is not None and all(self._by_all(saving.written.done)):
+        """`finish`, if it has nothing to wait for in any process."""
+        saving, copies = self._saving, self._copies
+        if saving is not None and all(
+            self._by_all(lambda: saving.written.done() and (copies is None or copies.is_done()))
+        ):
             self.finish()
 
     def finish(self) -> None:
-        """Wait for the checkpoint that is being written, and complete it.
-
-        Raises:
-            DataError: The disk is full or not writable. The older checkpoints remain.
-        """
+        """Wait for the checkpoint that is being written, complete it, and begin to copy it; raises as `begin`."""
         if self._saving is None:
             return
         saving, self._saving = self._saving, None
@@ -175,6 +173,8 @@ class CheckpointStore:
             parts = self._by_all(saving.written.result)
             written = {file: about for part in parts for file, about in part.items()}
             self._by_main(lambda: self._complete(saving, written))
+        if self._copies is not None:
+            self._copies.settle()  # the checkpoint before may still be sent
         self._by_main(lambda: self._remove_all_but(self._kept(saving.path)))
         if self._copies is not None and saving.copied:
             self._copies.start(saving.path.name)

@@ -62,6 +62,10 @@ class Copies:
             self._thread = threading.Thread(target=run, name="copies", daemon=True)
             self._thread.start()
 
+    def is_done(self) -> bool:
+        """Whether this process copies nothing. One process may call it alone."""
+        return self._thread is None or not self._thread.is_alive()
+
     def wait(self) -> None:
         """Wait until this process copies nothing. One process may call it alone."""
         if self._thread is not None:

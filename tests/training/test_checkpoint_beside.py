@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from chunk_grpo.artifacts import storage
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.training import state_files
 from chunk_grpo.training.checkpoint import CheckpointStore
+from chunk_grpo.training.copies import Copies
+from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.trainer import Trainer
 from tests.training.test_checkpoint import latest_iteration, store_in, trained_state
 from tests.training.worker import Job, result, run_pair
@@ -95,6 +98,26 @@ def test_an_error_is_raised_when_it_is_finished(
         finish(store)
     assert [path.name for path in tmp_path.iterdir()] == ["iteration-000006"]
     assert latest_iteration(store) == 6
+
+
+def test_a_slow_copy_holds_up_no_later_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free, put = threading.Event(), storage.put_file
+
+    def slow(*arguments: Any) -> None:
+        assert free.wait(SECONDS)
+        put(*arguments)
+
+    monkeypatch.setattr(storage, "put_file", slow)
+    local, away = tmp_path / "local", tmp_path / "away"
+    store = CheckpointStore(local, "code-1", 1, copies=Copies(str(away), local, Processes()))
+    store.save(trained_state(6))
+    store.begin(trained_state(7))
+    store.finish_if_written()
+    assert latest_iteration(store_in(local)) == 6  # its folder stays until it is copied
+    free.set()
+    store.settle()
+    assert [path.name for path in local.iterdir()] == ["iteration-000007"]
+    assert [path.name for path in away.iterdir()] == ["iteration-000007"]
 
 
 def test_training_goes_on_meanwhile_and_ends_with_the_same_weights(
