@@ -17,7 +17,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -111,9 +111,6 @@ class CheckpointStore:
             keep: Number of checkpoints that are kept, >= 1.
             processes: Processes that all call `save` and `latest`; None: one process calls them.
             copies: Copies of the newest checkpoint; None: there are none.
-
-        Raises:
-            ValueError: `keep` is below 1.
         """
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
@@ -153,7 +150,7 @@ class CheckpointStore:
         self._by_main(lambda: self._remove_all_but(self._whole()))
         path = self._folder / self._by_main(lambda: self._new_folder(state.iteration))
         shapes = {name: list(value.shape) for name, value in tensors.items() if isinstance(value, DTensor)}
-        written = self._writer.submit(self._write, path, self._staged(tensors))
+        written = self._writer.submit(write_files, path, self._staged(tensors))
         self._saving = _Save(path, state.iteration, plain, shapes, self._best, copied, written)
 
     def finish_if_written(self) -> None:
@@ -212,10 +209,6 @@ class CheckpointStore:
             own = {name: part.to("cpu", copy=True) for name, (part, _) in parts.items() if part.numel()}
             found[f"part-{self._index}.safetensors"] = own, {name: parts[name][1] for name in own}
         return found
-
-    def _write(self, path: Path, staged: Staged) -> Written:
-        with storage_errors("write", path):
-            return write_files(path, staged)
 
     def _complete(self, saving: _Save, written: Written) -> None:
         """Write the plain values and the manifest."""
@@ -305,9 +298,15 @@ class CheckpointStore:
                 "its copies if there are any, to train from the start"
             ) from error
 
-    def wait(self) -> None:
-        """Wait until this process writes and copies nothing. One process may call it alone; nothing is completed."""
-        if self._saving is not None:
+    def wait(self, *, together: bool = False) -> None:
+        """Wait until this process writes and copies nothing; after an error, so that no other one is raised.
+
+        One of several processes may call it alone. If all call it `together`, the checkpoint is completed.
+        """
+        if together or self._processes is None:
+            with suppress(DataError):
+                self.finish()
+        elif self._saving is not None:
             wait([self._saving.written])
         if self._copies is not None:
             self._copies.wait()

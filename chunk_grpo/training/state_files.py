@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from chunk_grpo.artifacts.storage import storage_errors
 from chunk_grpo.errors import DataError
 
 FORMAT = "chunk_grpo.training/6"
@@ -87,13 +88,14 @@ def held(tensor: Tensor) -> tuple[Tensor, Box]:
 
 
 def write_files(folder: Path, staged: Staged) -> Written:
-    """Write a process's files."""
+    """Write a process's files; DataError if the disk is full or not writable."""
     found = {}
-    for file, (tensors, boxes) in staged.items():
-        make_folder(folder)  # another machine's may not be seen here yet
-        found[file] = (write_tensors(tensors, folder / file), boxes)
-    if found:
-        sync_folder(folder)
+    with storage_errors("write", folder):
+        for file, (tensors, boxes) in staged.items():
+            make_folder(folder)  # another machine's may not be seen here yet
+            found[file] = (write_tensors(tensors, folder / file), boxes)
+        if found:
+            sync_folder(folder)
     return found
 
 

@@ -146,6 +146,7 @@ class Trainer:
             self._checkpoints.settle()
             is_finished = True
         except DataError as error:
+            self._checkpoints.wait(together=error.process is not None)
             process = self._processes.index if error.process is None else error.process
             where = f"iteration {self._done + 1}, process {process}"
             last = self._checkpoints.newest_path() or "the base model"
@@ -257,8 +258,7 @@ class Trainer:
         size, seed = settings.rollout_batch_size, settings.heldout.seed
         with self._averaged():
             distance = distance_from_base(self._base, grid, self._data.heldout, size, seed, *by)
-        # DiffusionNFT has no ratio.
-        by_step = {} if self._method.variant.likelihood == "nft" else self._by_step.metrics()
+        by_step = {} if self._method.variant.likelihood == "nft" else self._by_step.metrics()  # has no ratio
         return by_step if distance is None else by_step | {"distance_from_base": distance}
 
     def _record(

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,11 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     monkeypatch.setattr(state_files, "write_tensors", held_up)
     yield free
     free.set()
+
+
+def wait_for_the_files(store: CheckpointStore) -> None:
+    assert store._saving is not None
+    wait([store._saving.written], SECONDS)
 
 
 def test_later_changes_are_not_in_it(disk: threading.Event, tmp_path: Path) -> None:
@@ -76,9 +82,16 @@ def test_it_counts_when_it_is_written(disk: threading.Event, tmp_path: Path) -> 
     store.finish_if_written()
     assert latest_iteration(store_in(tmp_path)) == 6
     disk.set()
-    store.wait()
+    wait_for_the_files(store)
     store.finish_if_written()
     assert [path.name for path in tmp_path.iterdir()] == ["iteration-000007"]
+
+
+def test_one_process_completes_it_after_an_error_of_the_training(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    store.begin(trained_state(7))
+    store.wait()
+    assert latest_iteration(store) == 7
 
 
 @pytest.mark.parametrize("finish", [CheckpointStore.finish_if_written, CheckpointStore.finish])
@@ -93,7 +106,7 @@ def test_an_error_is_raised_when_it_is_finished(
 
     monkeypatch.setattr(state_files, "write_tensors", full)
     store.begin(trained_state(7))
-    store.wait()
+    wait_for_the_files(store)
     with pytest.raises(DataError, match=r"iteration-000007: cannot write: .*no space left on the disk"):
         finish(store)
     assert [path.name for path in tmp_path.iterdir()] == ["iteration-000006"]
