@@ -25,6 +25,9 @@ FLOAT32 = 4
 STAGED_GBS = 4.0
 """GB/s at which a GPU's state is copied to host memory, assumed."""
 
+PROMPT_SECONDS = 1.0
+"""Seconds that training waits for files of a checkpoint before it goes on; `training.checkpoint` has the same."""
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -264,7 +267,7 @@ class Saving:
     seconds: float
     """Until a checkpoint is written."""
     waited: float
-    """Of them training waits for, after each but the last: for the copy, and for the checkpoint before."""
+    """Of them training waits for, after each but the last: for the copy, prompt files, and the checkpoint before."""
     every: int
     """Iterations between two."""
     total: float
@@ -285,7 +288,7 @@ def saving_of(settings: Settings, one: IterationCost, machine: Machine) -> Savin
         every = min(every, math.ceil(60 * train.checkpoint_minutes / iteration.least))
     size = checkpoint_bytes(settings)
     seconds, staged = save_seconds(size, machine), size / settings.spread / (STAGED_GBS * GIGA)
-    waited = staged + max(0.0, seconds - every * iteration.least)
+    waited = staged + min(seconds, PROMPT_SECONDS) + max(0.0, seconds - every * iteration.least)
     total = (-(-train.iterations // every) - 1) * waited + staged + seconds
     share = total / (total + train.iterations * iteration.least)
     lost = every * iteration.most

@@ -53,6 +53,8 @@ from chunk_grpo.training.state_files import (
 )
 
 T = TypeVar("T")
+PROMPT_SECONDS = 1.0
+"""For which training waits for the files: those of a small state are then whole at once."""
 
 _logger = logging.getLogger(__name__)
 
@@ -79,7 +81,6 @@ class _Save:
     """A checkpoint that is being written."""
 
     path: Path
-    iteration: int
     plain: Any
     """The state, with names in place of its tensors."""
     shapes: dict[str, list[int]]
@@ -87,9 +88,7 @@ class _Save:
     best: dict[str, str]
     """File and checksum of the best policy at that iteration, if there is one."""
     copied: bool
-    """Whether it is copied elsewhere, if there are copies."""
     written: Future[Written]
-    """What this process writes."""
 
 
 class CheckpointStore:
@@ -131,7 +130,7 @@ class CheckpointStore:
         self.finish()
 
     def begin(self, state: TrainingState, *, copied: bool = True) -> None:
-        """Begin to write a copy of `state`, after `finish`; remove what killed saves left.
+        """Begin to write a copy of `state`, after `finish`; remove what killed saves left. A prompt write is finished.
 
         Args:
             state: State to write.
@@ -151,7 +150,9 @@ class CheckpointStore:
         path = self._folder / self._by_main(lambda: self._new_folder(state.iteration))
         shapes = {name: list(value.shape) for name, value in tensors.items() if isinstance(value, DTensor)}
         written = self._writer.submit(write_files, path, self._staged(tensors))
-        self._saving = _Save(path, state.iteration, plain, shapes, self._best, copied, written)
+        self._saving = _Save(path, plain, shapes, self._best, copied, written)
+        wait([written], PROMPT_SECONDS)
+        self.finish_if_written()
 
     def finish_if_written(self) -> None:
         """`finish`, if it has nothing to wait for in any process."""
@@ -216,11 +217,11 @@ class CheckpointStore:
             name: (shape, {file: boxes[name] for file, (_, boxes) in written.items() if name in boxes})
             for name, shape in saving.shapes.items()
         }
-        content = json.dumps({"state": saving.plain, "sharded": sharded}).encode()
-        with storage_errors("write", saving.path):
+        path, content = saving.path, json.dumps({"state": saving.plain, "sharded": sharded}).encode()
+        with storage_errors("write", path):
             files = {file: checksum for file, (checksum, _) in written.items()} | saving.best
-            files[STATE] = write_file(saving.path / STATE, [content])
-            write_manifest(saving.path, identity=self._identity, iteration=saving.iteration, files=files)
+            files[STATE] = write_file(path / STATE, [content])
+            write_manifest(path, identity=self._identity, iteration=order_of(path)[0], files=files)
 
     def _kept(self, path: Path) -> list[Path]:
         """Checkpoints to keep after a save: the new one, older ones up to `keep`, and all newer ones."""

@@ -270,7 +270,7 @@ def test_checkpoints_that_take_long() -> None:
 
 
 def test_checkpoints_by_minutes() -> None:
-    """150 iterations of 124 s on 8 GPUs: 15 checkpoints of 143 s, of which 4.5 s for a copy of 17.9 GB a GPU.
+    """150 iterations of 124 s on 8 GPUs: 15 checkpoints of 143 s, of which 4.5 s for a copy of 17.9 GB a GPU, and 1 s.
 
     Of 31 s on 32: three, and one at the end, which training waits for. A machine is lost in the iteration that a write
     ends in: with 1200 s, the iteration that they end in, and 143 s.
@@ -280,10 +280,10 @@ def test_checkpoints_by_minutes() -> None:
     saving, cost = eight.savings[number], eight.iterations[number]
     assert (saving.every, many.savings[number].every) == (10, 39)
     assert saving.seconds == pytest.approx(142.8, abs=0.1)
-    assert saving.waited == pytest.approx(142.8 / 8 / 4, abs=0.01)
-    assert saving.total == 15 * saving.waited + saving.seconds
-    assert many.savings[number].total == 4 * saving.waited + saving.seconds
-    assert saving.share == pytest.approx(210 / (210 + 150 * 124), abs=1e-3)
+    assert saving.waited == pytest.approx(142.8 / 8 / 4 + 1, abs=0.01)
+    assert saving.total == pytest.approx(15 * saving.waited + saving.seconds - 1)
+    assert many.savings[number].total == pytest.approx(4 * saving.waited + saving.seconds - 1)
+    assert saving.share == pytest.approx(224 / (224 + 150 * 124), abs=1e-3)
     assert saving.lost == 1200 + 2 * cost.seconds.most + saving.seconds
     either = edited(preset("flux-dev"), train={"checkpoint_every": 7})
     assert plan(either, 8).savings[number].every == 7

@@ -87,11 +87,20 @@ def test_it_counts_when_it_is_written(disk: threading.Event, tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["iteration-000007"]
 
 
-def test_one_process_completes_it_after_an_error_of_the_training(tmp_path: Path) -> None:
+def test_one_process_completes_it_after_an_error_of_the_training(
+    disk: threading.Event, tmp_path: Path
+) -> None:
     store = store_in(tmp_path)
     store.begin(trained_state(7))
+    assert store.newest_path() is None
+    disk.set()
     store.wait()
     assert latest_iteration(store) == 7
+
+
+def test_a_small_state_is_whole_at_once(tmp_path: Path) -> None:
+    store_in(tmp_path).begin(trained_state(7))
+    assert latest_iteration(store_in(tmp_path)) == 7
 
 
 @pytest.mark.parametrize("finish", [CheckpointStore.finish_if_written, CheckpointStore.finish])
@@ -101,11 +110,15 @@ def test_an_error_is_raised_when_it_is_finished(
     store = store_in(tmp_path)
     store.save(trained_state(6))
 
+    begun = threading.Event()
+
     def full(*_: Any) -> str:
+        assert begun.wait(SECONDS)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(state_files, "write_tensors", full)
     store.begin(trained_state(7))
+    begun.set()
     wait_for_the_files(store)
     with pytest.raises(DataError, match=r"iteration-000007: cannot write: .*no space left on the disk"):
         finish(store)
