@@ -4,9 +4,9 @@ A folder has a name that no folder had, and gets its manifest last (`state_files
 so a kill at any moment leaves a whole checkpoint; what a killed save left is removed by the next one. `copies` keeps
 copies elsewhere, to resume on another machine.
 
-Training waits while the state is copied to host memory. A thread of each process writes its files, without exchanging
-anything with the other processes. When all have ended, which training asks after each iteration, the main process
-writes the manifest.
+Training waits while the state is copied to host memory, and a second for the files. A thread of each process writes
+them, without exchanging anything with the others. When all have ended, which training asks after each iteration, the
+main process writes the manifest.
 """
 
 from __future__ import annotations
