@@ -13,7 +13,6 @@ fit into memory is a record that says so.
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import time
@@ -236,7 +235,7 @@ def main(options: Sequence[str] | None = None) -> None:
             record = _measured(params, device, arguments.gpu)
         found[way] = {"overrides": changes, **record, "all_seconds": time.perf_counter() - started}
         console.print(f"{way}: {json.dumps(found[way])}")
-        write_found(arguments.json, device=name, preset=arguments.preset, ways=copy.deepcopy(found))
+        write_found(arguments.json, device=name, preset=arguments.preset, ways=found)
         release(device)
 
 

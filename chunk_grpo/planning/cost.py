@@ -26,7 +26,7 @@ STAGED_GBS = 4.0
 """GB/s at which a GPU's state is copied to host memory, assumed."""
 
 PROMPT_SECONDS = 1.0
-"""Seconds that training waits for files of a checkpoint before it goes on; `training.checkpoint` has the same."""
+"""Most seconds that training waits for the files of a checkpoint; a test compares it with the training's own."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ def save_seconds(size: float, machine: Machine) -> float:
 
 @dataclass(frozen=True)
 class Saving:
-    """Checkpoints of one training: copied to host memory, and written while training goes on."""
+    """Checkpoints of one training, which waits for a copy in host memory and goes on while files are written."""
 
     seconds: float
     """Until a checkpoint is written."""

@@ -54,7 +54,7 @@ from chunk_grpo.training.state_files import (
 
 T = TypeVar("T")
 PROMPT_SECONDS = 1.0
-"""For which training waits for the files: those of a small state are then whole at once."""
+"""Training waits this long for the files: a small state is then whole at once."""
 
 _logger = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ import torch
 from chunk_grpo.artifacts import storage
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.prompts import PromptSet
-from chunk_grpo.training import state_files
+from chunk_grpo.planning import cost
+from chunk_grpo.training import checkpoint, state_files
 from chunk_grpo.training.checkpoint import CheckpointStore
 from chunk_grpo.training.copies import Copies
 from chunk_grpo.training.processes import Processes
@@ -96,6 +97,10 @@ def test_one_process_completes_it_after_an_error_of_the_training(
     disk.set()
     store.wait()
     assert latest_iteration(store) == 7
+
+
+def test_the_plan_counts_the_same_wait() -> None:
+    assert cost.PROMPT_SECONDS == checkpoint.PROMPT_SECONDS
 
 
 def test_a_small_state_is_whole_at_once(tmp_path: Path) -> None:
