@@ -58,10 +58,13 @@ LATE = (
     _tuned("L8 late reward, mirror", "mirror", "equal-4"),
     _tuned("L8 late reward, chunk", "equal-4", "chunk"),
 )
+COMPARED = ("dance-grpo", "chunk", "chunk-ws", "chunk-gains", "tempflow", "mixgrpo", "nft", "awm", "elbo-grpo")
+COMPARISON = tuple(_tuned(f"{name} - flow-grpo", name, "flow-grpo") for name in COMPARED)
 BLOCKS: Mapping[str, tuple[Hypothesis, ...]] = {
     **dict.fromkeys(("vivid", "vivid-ratios", "exact", "exact-ratios"), CONTRASTS),
     "levels": LEVELS,
     "late": LATE,
+    "comparison": COMPARISON,
 }
 """Blocks of the study and their hypotheses."""
 BESIDE = {"levels": "vivid"}
