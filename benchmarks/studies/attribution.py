@@ -10,8 +10,9 @@ and the advantage of the image. Two tables compare such weights with the measure
 - the squared cosine of w_k A_i with A_ik, over all images and steps;
 - the squared cosine of the gradient of a batch with the mean gradient of the measured advantages.
 
-Both also compare gains, which need no continuations: the reward of the image that the network predicts after a step, or
-a chunk, minus that before it, less the group's mean. A step of a chunk gets an equal part of the chunk's gain.
+A third table has the norm of a batch's gradient by chunk. The first two also compare gains, which need no
+continuations: the reward of the image that the network predicts after a step, or a chunk, minus that before it, less
+the group's mean. A step of a chunk gets an equal part of the chunk's gain.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -78,7 +80,7 @@ class Measured:
 
 
 def report(grid: StepGrid, found: Measured) -> dict[str, object]:
-    """Print the two tables, and return their numbers."""
+    """Print the three tables, and return their numbers."""
     values, prompts = found.values, len(found.values)
     weights = weights_of(grid, values)
     shares = [by_prompt(partial(_share_of, values, part), prompts) for part in range(values.shape[-1])]
@@ -106,8 +108,40 @@ def report(grid: StepGrid, found: Measured) -> dict[str, object]:
             for name, row in cosines.items()
         ],
     )
+    norms = norms_by_chunk(found.gram[0, 0], weights)
+    if norms:
+        print_table(
+            "Norm of the gradient of a batch by chunk, of the whole gradient's; in brackets without sampling noise",
+            ("weights", "prompts", *(f"chunk of {size}" for size in SIZES)),
+            [
+                [name, str(batch), *(f"{norm:.2f} ({mean:.2f})" for norm, mean in row)]
+                for name, batch, row in norms
+            ],
+        )
     kept = {name: each.tolist() for name, each in weights.items()}
-    return {"prompts": prompts, "shares": shares, "weights": kept, "cosines": cosines}
+    return {"prompts": prompts, "shares": shares, "weights": kept, "cosines": cosines, "norms": norms}
+
+
+def norms_by_chunk(
+    gram: Array, weights: Mapping[str, Array]
+) -> list[tuple[str, int, list[tuple[float, float]]]]:
+    """Norms of the gradients of the chunks of `SIZES`: expected in a batch, and of the mean gradient.
+
+    `gram` has the inner products [P, P, N, N] of the image's advantage. Both norms are shares of the whole gradient's
+    expected norm in a batch. Empty if the chunks do not have N steps together.
+    """
+    if sum(SIZES) != gram.shape[-1]:
+        return []
+    ends = np.cumsum((0, *SIZES))
+    found = []
+    for name, each in weights.items():
+        weighted = gram * each[:, None] * each
+        parts = [weighted[..., a:b, a:b].sum(axis=(2, 3)) for a, b in pairwise(ends)]
+        for batch in BATCHES:
+            whole = _squared_length(weighted.sum(axis=(2, 3)), batch)
+            squared = [(_squared_length(part, batch), max(_between(part), 0.0)) for part in parts]
+            found.append((name, batch, [tuple(np.sqrt(np.array(pair) / whole).tolist()) for pair in squared]))
+    return found
 
 
 def cosines_of(
@@ -327,9 +361,13 @@ def gradient_cosine(gram: Array, weights: Array, batch: int) -> float:
     own = np.einsum("pqkl,k,l->pq", gram[0, 0], weights, weights)
     across = np.einsum("pqkl,k->pq", gram[0, 1], weights)
     truth = gram[1, 1].sum(axis=(2, 3))
+    return float(_between(across) ** 2 / (_squared_length(own, batch) * _between(truth)))
+
+
+def _squared_length(own: Array, batch: int) -> float:
+    """Expected squared norm of a batch's gradient, from inner products [P, P] of the gradients of prompts."""
     mean_length = _between(own)
-    length = mean_length + (np.trace(own) / len(own) - mean_length) / batch
-    return float(_between(across) ** 2 / (length * _between(truth)))
+    return float(mean_length + (np.trace(own) / len(own) - mean_length) / batch)
 
 
 def _between(table: Array) -> float:

@@ -58,7 +58,17 @@ LATE = (
     _tuned("L8 late reward, mirror", "mirror", "equal-4"),
     _tuned("L8 late reward, chunk", "equal-4", "chunk"),
 )
-COMPARED = ("dance-grpo", "chunk", "chunk-ws", "chunk-gains", "tempflow", "mixgrpo", "nft", "awm", "elbo-grpo")
+COMPARED = (
+    "dance-grpo",
+    "chunk",
+    "chunk-ws",
+    "chunk-gains",
+    "tempflow",
+    "mixgrpo",
+    "nft",
+    "awm",
+    "elbo-grpo",
+)
 COMPARISON = tuple(_tuned(f"{name} - flow-grpo", name, "flow-grpo") for name in COMPARED)
 BLOCKS: Mapping[str, tuple[Hypothesis, ...]] = {
     **dict.fromkeys(("vivid", "vivid-ratios", "exact", "exact-ratios"), CONTRASTS),

@@ -23,13 +23,13 @@ TOY = [
 
 def test_each_way_trains_and_stands_beside_its_plan(tmp_path: Path) -> None:
     file = tmp_path / "found.json"
-    ways = ["eager", "half recomputed", at_size.NARROW, "int8"]
-    at_size.main(["random-flux", *TOY, "--ways", *ways, "--iterations", "2", "--json", str(file)])
+    ways = ["eager", "half recomputed", at_size.NARROW]
+    at_size.main(["random-flux", *TOY, "--ways", *ways, "--iterations", "1", "--json", str(file)])
     found = json.loads(file.read_text())["ways"]
     assert list(found) == ways
     for record in found.values():
         assert record["images"] == 4
-        assert len(record["seconds_an_image"]) == 2
+        assert len(record["seconds_an_image"]) == 1
         assert record["planned_gib"]["update"] > 0
         assert max(record["fidelity_p99"]) < 0.05
     # Recomputed activations are the same numbers.

@@ -109,6 +109,32 @@ def test_a_batch_points_to_the_truth_as_its_size_says():
     assert attribution.gradient_cosine(own, np.ones(2), 1) == pytest.approx(1)
 
 
+def test_norms_by_chunk_are_those_of_batches():
+    draw = torch.Generator().manual_seed(0)
+    steps, batch = sum(attribution.SIZES), attribution.BATCHES[0]
+    mean = torch.randn(steps, 50, generator=draw, dtype=torch.float64)
+    gradients = mean + torch.randn(60, steps, 50, generator=draw, dtype=torch.float64)
+    weights = np.linspace(0.5, 1.5, steps)
+    gram = attribution.inner_products(gradients[:, None])[0, 0]
+    name, size, row = attribution.norms_by_chunk(gram, {"any": weights})[0]
+    assert (name, size) == ("any", batch)
+    weighted = gradients * torch.from_numpy(weights)[:, None]
+    drawn = [torch.randperm(60, generator=draw)[:batch] for _ in range(500)]
+    batches = torch.stack([weighted[prompts].mean(dim=0) for prompts in drawn])  # [500, N, W]
+
+    def norm_of(part):
+        return float(part.sum(dim=-2).square().sum(dim=-1).mean().sqrt())
+
+    whole, first = norm_of(batches), 0
+    for size, (norm, of_mean) in zip(attribution.SIZES, row, strict=True):
+        chunk = slice(first, first + size)
+        assert norm == pytest.approx(norm_of(batches[:, chunk]) / whole, rel=0.02)
+        assert of_mean == pytest.approx(
+            float((mean * torch.from_numpy(weights)[:, None])[chunk].sum(dim=0).norm()) / whole, rel=0.05
+        )
+        first += size
+
+
 def test_sketches_keep_inner_products():
     draw = torch.Generator().manual_seed(0)
     gradients = torch.randn(2, 3, 200_000, generator=draw, dtype=torch.float64)
