@@ -307,17 +307,13 @@ def forward_processes_need_no_transitions(variants: Variants) -> Iterator[Proble
             )
 
 
-def slow_sampling_has_an_average(variants: Variants, train: TrainParams) -> Iterator[Problem]:
+def slow_sampling_has_no_ratio(variants: Variants) -> Iterator[Problem]:
     """A ratio needs the policy before the update, so only DiffusionNFT, which has none, samples from another."""
     for name, variant in variants.items():
-        if variant.sample_from == "latest":
-            continue
-        if variant.likelihood != "nft":
+        if variant.sampling_average is not None and variant.likelihood != "nft":
             yield _problem(
-                name, "sample_from", "needs likelihood: nft, which has no ratio", variant.sample_from
+                name, "sampling_average", "needs likelihood: nft, which has no ratio", variant.likelihood
             )
-        if train.ema_decay is None:
-            yield _problem(name, "sample_from", "needs train.ema_decay", variant.sample_from)
 
 
 def controllers_have_settings(variants: Variants, train: TrainParams) -> Iterator[Problem]:

@@ -52,6 +52,20 @@ class BranchingParams(Section):
     prompt has group_size / children trajectories, so points * group_size images. Source: TempFlow-GRPO."""
 
 
+class SamplingAverageParams(Section):
+    """An average of the weights that moves once a rollout, after its updates: old <- d old + (1 - d) latest.
+
+    After k updates in all, d is 0 for k < flat, and then min(rate (k - flat), limit).
+    """
+
+    rate: Annotated[float, Field(gt=0, le=1)] = 0.001
+    """What d grows by with each update. Source: DiffusionNFT's code."""
+    limit: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Largest d. Source: DiffusionNFT's code."""
+    flat: NonNegativeInt = 0
+    """Updates before d grows; 75 with a rate of 0.0075 and a limit of 0.999 in DiffusionNFT's OCR example."""
+
+
 class VariantParams(Section):
     """Settings of one variant."""
 
@@ -104,9 +118,9 @@ class VariantParams(Section):
     """Times to which images are noised, with another `likelihood` than `transition`. `grid`: the time of each step;
     `stratified`: a time drawn from the step's part of (0, 1], for each image or group, as `forward_noise` says. Source:
     V-GRPO, arXiv 2604.23380."""
-    sample_from: Literal["latest", "average"] = "latest"
-    """Weights of the sampling policy with `likelihood: nft`. `latest`; `average`: those that `train.ema_decay`
-    averages, which give the images and the old velocities. Source: DiffusionNFT."""
+    sampling_average: SamplingAverageParams | None = None
+    """Average of the weights that gives the images and the old velocities with `likelihood: nft`; null: the latest
+    weights do. Source: DiffusionNFT."""
     controlled: bool = False
     """Whether `train.heldout.controller` acts on the training."""
     sde: Sde | None = None

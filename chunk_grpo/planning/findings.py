@@ -90,7 +90,7 @@ def _savings(settings: Settings, phase: Phase) -> Iterator[tuple[str, float]]:
     params, train = settings.params, settings.params.train
     parts = {"VAE": 0.0, "scorers": 0.0, "trajectories": 0.0} | phase.parts
     passes = parts.get("activations", 0.0) + parts.get("embeddings of a pass", 0.0)
-    held = sum(parts.get(name, 0.0) for name in ("weights", "AdamW", "gradients", "weight average"))
+    held = sum(parts.get(name, 0.0) for name in ("weights", "AdamW", "gradients", "weight averages"))
     yield "a scorer at a server", parts["scorers"]
     if phase.name == "generate":
         yield "a smaller generate.batch_size", passes * (1 - 1 / params.generate.batch_size)

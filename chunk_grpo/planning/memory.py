@@ -136,14 +136,19 @@ def _ends(settings: Settings) -> float:
 def _kept(settings: Settings, variant: str) -> dict[str, float]:
     """What lives through all of training."""
     trained = settings.network.trained_weights / settings.spread
-    average = settings.params.train.ema_decay is not None
     return {
         "weights": held_weights(settings) / settings.spread + settings.network.buffer_bytes,
         "AdamW": settings.optimizer_bytes * trained,
-        "weight average": FLOAT32 * trained if average else 0.0,
+        "weight averages": FLOAT32 * trained * averages_of(settings, variant),
         "KL reference": _reference(settings, variant) / settings.spread,
         **_beside(settings),
     }
+
+
+def averages_of(settings: Settings, variant: str) -> int:
+    """Number of averages of the trained weights that a training keeps."""
+    own = settings.params.variants[variant]
+    return (settings.params.train.ema_decay is not None) + (own.sampling_average is not None)
 
 
 def _gradients(settings: Settings) -> dict[str, float]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from chunk_grpo.config import Params
 from chunk_grpo.config.prompts import CocoPrompts, FilePrompts
 from chunk_grpo.planning.images import evaluated_sets
-from chunk_grpo.planning.memory import offloaded_bytes, predicted_bytes, trajectory_bytes
+from chunk_grpo.planning.memory import averages_of, offloaded_bytes, predicted_bytes, trajectory_bytes
 from chunk_grpo.planning.scorers import scoring
 from chunk_grpo.planning.settings import Settings
 from chunk_grpo.training.schedule import scheduled_prompts
@@ -118,9 +118,10 @@ class Storage:
 
 
 def checkpoint_bytes(settings: Settings) -> float:
-    """A checkpoint between iterations: trained weights (float32), the optimiser's state, and the weight average."""
-    average = 0 if settings.params.train.ema_decay is None else FLOAT32
-    return float((FLOAT32 + settings.optimizer_bytes + average) * settings.network.trained_weights)
+    """A checkpoint between iterations: trained weights (float32), the optimiser's state, and weight averages."""
+    averages = max(averages_of(settings, variant) for variant in settings.params.variants)
+    each = FLOAT32 + settings.optimizer_bytes + FLOAT32 * averages
+    return float(each * settings.network.trained_weights)
 
 
 def unfinished_bytes(settings: Settings, variant: str) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -11,50 +12,66 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from chunk_grpo.families.sharding import StoredTensor, local_shard
 
+Decay: TypeAlias = Callable[[int], float]
+"""Number k of optimiser steps so far -> decay in [0, 1); 0: the average equals the latest weights."""
+
+
+def constant(decay: float) -> Decay:
+    """The same decay at each step."""
+    return lambda k: decay
+
+
+def warming(decay: float) -> Decay:
+    """min((1 + k) / (10 + k), decay): 2 / 11 at first, so that the initial weights are soon forgotten.
+
+    Source: flow_grpo and DiffusionNFT's code.
+    """
+    return lambda k: min((1 + k) / (10 + k), decay)
+
+
+def rising(rate: float, limit: float, flat: int) -> Decay:
+    """0 for k < flat, and then min(rate (k - flat), limit). Source: the old policy of DiffusionNFT's code."""
+    return lambda k: min(rate * max(k - flat, 0), limit)
+
 
 class ExponentialMovingAverage:
-    """average <- decay * average + (1 - decay) * weight, starting from the initial weights.
+    """average <- decay * average + (1 - decay) * weight, starting from the initial weights."""
 
-    With warm-up the decay is min((1 + k) / (10 + k), decay) after k updates: 2 / 11 at first, so that the initial
-    weights are soon forgotten. Source: flow_grpo and DiffusionNFT's code.
-    """
-
-    def __init__(self, parameters: Iterable[nn.Parameter], decay: float, *, warms_up: bool = False) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], decay: Decay) -> None:
         """Start at the current values of the parameters.
 
         Args:
             parameters: Parameters to average. The objects are kept; the model must not replace them.
-            decay: Decay in [0, 1); 0: the average equals the latest weights.
-            warms_up: Whether the decay is smaller in the first updates.
+            decay: Function from the number of optimiser steps so far.
 
         Raises:
-            ValueError: The decay is out of range, there is no parameter, or one is in half precision, which rounds the
-                small steps of an average away.
+            ValueError: There is no parameter, or one is in half precision, which rounds the small steps of an average
+                away.
         """
         self._parameters = list(parameters)
-        if not 0 <= decay < 1:
-            raise ValueError(f"decay must be in [0, 1), got {decay}")
         if not self._parameters:
             raise ValueError("an average needs at least one parameter, got none")
         for parameter in self._parameters:
             if parameter.dtype not in (torch.float32, torch.float64):
                 raise ValueError(f"parameters must be float32 or wider to be averaged, got {parameter.dtype}")
         self._averages = [parameter.detach().clone() for parameter in self._parameters]
-        self._decay, self._warms_up = decay, warms_up
+        self._decay = decay
         self._swapped = False
 
     def update(self, updates: int) -> None:
-        """Add the current values of the parameters; call once after each optimiser step.
+        """Add the current values of the parameters.
 
         Args:
-            updates: Number k of optimiser steps since the start of training, this one included.
+            updates: Number k of optimiser steps since the start of training.
 
         Raises:
-            ValueError: Called inside `averaged`.
+            ValueError: The decay is out of range, or called inside `averaged`.
         """
         self._require_own_weights("update")
-        warming = (1 + updates) / (10 + updates)
-        step = get_ema_multi_avg_fn(min(warming, self._decay) if self._warms_up else self._decay)
+        decay = self._decay(updates)
+        if not 0 <= decay < 1:
+            raise ValueError(f"the decay after {updates} updates must be in [0, 1), got {decay}")
+        step = get_ema_multi_avg_fn(decay)
         step(self._averages, [parameter.detach() for parameter in self._parameters], None)
 
     def state(self) -> list[Tensor]:

@@ -24,7 +24,7 @@ from chunk_grpo.families.sharding import local_shard
 from chunk_grpo.seeding import derive_seed
 from chunk_grpo.training.base_distance import BaseModel
 from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext
-from chunk_grpo.training.ema import ExponentialMovingAverage
+from chunk_grpo.training.ema import ExponentialMovingAverage, constant, rising, warming
 from chunk_grpo.training.forward_values import drawn_pairs
 from chunk_grpo.training.method import Method
 from chunk_grpo.training.optimizers import make_optimizer
@@ -101,7 +101,7 @@ class Learner:
         selector: The chunks of the variant.
         bounds: Bounds of the next updates; the controller changes them.
         optimizer: The optimiser.
-        average: Averages of the trained weights; None without `ema_decay`.
+        average: Averages of the trained weights that are evaluated and saved; None without `ema_decay`.
     """
 
     def __init__(
@@ -135,10 +135,14 @@ class Learner:
         self.optimizer = make_optimizer(
             settings.optimizer, self._parameters, method.variant.learning_rate, settings.weight_decay
         )
-        decay, warms_up = settings.ema_decay, settings.ema_warmup
-        self.average = (
-            None if decay is None else ExponentialMovingAverage(self._parameters, decay, warms_up=warms_up)
-        )
+        self.average: ExponentialMovingAverage | None = None
+        self._sampler: ExponentialMovingAverage | None = None
+        if (decay := settings.ema_decay) is not None:
+            of_updates = warming(decay) if settings.ema_warmup else constant(decay)
+            self.average = ExponentialMovingAverage(self._parameters, of_updates)
+        if (own := method.variant.sampling_average) is not None:
+            of_rollouts = rising(own.rate, own.limit, own.flat)
+            self._sampler = ExponentialMovingAverage(self._parameters, of_rollouts)
 
     def learn(self, iteration: IterationState, check: Check) -> None:
         """Perform the remaining updates of the iteration.
@@ -157,6 +161,8 @@ class Learner:
             made = self._step(updates[number], number, check)
             if self.average is not None:
                 self.average.update((iteration.number - 1) * len(updates) + number + 1)
+            if self._sampler is not None and number + 1 == len(updates):
+                self._sampler.update(iteration.number * len(updates))
             iteration.updates.append(made)
             iteration.seconds += time.perf_counter() - start
             start = time.perf_counter()
@@ -184,9 +190,7 @@ class Learner:
 
     def sampling(self) -> AbstractContextManager[None]:
         """Context in which the policy has the weights that sample."""
-        if self.average is None or self._method.variant.sample_from == "latest":
-            return nullcontext()
-        return self.average.averaged()
+        return nullcontext() if self._sampler is None else self._sampler.averaged()
 
     def _step(self, update: Update, number: int, check: Check) -> tuple[UpdateStats, float]:
         """Perform one update; return its statistics and the norm of its gradient before clipping."""
@@ -238,7 +242,7 @@ class Learner:
         return {
             "network": self._family.trainable_state(),
             "optimizer": self.optimizer.state_dict(),
-            "average": None if self.average is None else self.average.state(),
+            "averages": [None if each is None else each.state() for each in (self.average, self._sampler)],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -249,8 +253,9 @@ class Learner:
             for index, held in state["optimizer"]["state"].items()
         }
         self.optimizer.load_state_dict({**state["optimizer"], "state": moments})
-        if self.average is not None:
-            self.average.load_state(state["average"])
+        for each, held in zip((self.average, self._sampler), state["averages"], strict=True):
+            if each is not None:
+                each.load_state(held)
 
     def _part(self, index: int, value: Any) -> Any:
         """This process's part of a value of the optimiser's state for one parameter."""

@@ -342,7 +342,7 @@ class Trainer:
             state = self._checkpoints.latest(last - 1)  # that one has begun an iteration after the last one
         if state is None:
             return
-        found = {"network": state.network, "optimizer": state.optimizer, "average": state.extra["average"]}
+        found = {"network": state.network, "optimizer": state.optimizer, "averages": state.extra["averages"]}
         self._learner.load_state(found)
         self._learner.selector.load_state(state.extra["chunks"])
         self._controller.load_state(state.extra["controller"])
@@ -389,7 +389,7 @@ class Trainer:
         trained = self._learner.state()
         extra = {
             "chunks": self._learner.selector.state(),
-            "average": trained["average"],
+            "averages": trained["averages"],
             "unfinished": unfinished,
             "sampled": self._processes.gather([[batch.state() for batch in self._sampled]]),
             "controller": self._controller.state(),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from chunk_grpo.training.ema import ExponentialMovingAverage
+from chunk_grpo.training.ema import ExponentialMovingAverage, constant, rising, warming
 
 
 def parameters() -> list[nn.Parameter]:
@@ -23,7 +23,7 @@ def trained(decay: float = 0.75) -> tuple[list[nn.Parameter], ExponentialMovingA
     """Random weights that are not their average."""
     stream = torch.Generator().manual_seed(0)
     weights = [nn.Parameter(torch.randn(5, 3, generator=stream)) for _ in range(2)]
-    ema = ExponentialMovingAverage(weights, decay)
+    ema = ExponentialMovingAverage(weights, constant(decay))
     assign(weights, *(torch.randn(5, 3, generator=stream).tolist() for _ in weights))
     ema.update(1)
     return weights, ema
@@ -39,7 +39,7 @@ def same(left: list[Tensor], right: list[Tensor]) -> bool:
 
 def test_two_updates_by_hand():
     weights = parameters()
-    ema = ExponentialMovingAverage(weights, decay=0.75)
+    ema = ExponentialMovingAverage(weights, constant(0.75))
     assign(weights, [5.0, 2.0], [[0.0]])
     ema.update(1)  # 0.75 (1, -2) + 0.25 (5, 2) = (2, -1);  0.75 * 4 + 0.25 * 0 = 3
     assert [average.tolist() for average in ema.state()] == [[2.0, -1.0], [[3.0]]]
@@ -53,7 +53,7 @@ def test_two_updates_by_hand():
 def test_warm_up_by_hand():
     """Decays 2/11, 3/12 and 4/13 after updates 1, 2 and 3; from the 8th on that of the setting, here below 9/18."""
     weight = nn.Parameter(torch.tensor([11.0], dtype=torch.float64))
-    ema = ExponentialMovingAverage([weight], decay=0.45, warms_up=True)
+    ema = ExponentialMovingAverage([weight], warming(0.45))
     assign([weight], [0.0])
     for updates, expected in ((1, 2.0), (2, 0.5), (3, 2.0 / 13)):
         ema.update(updates)
@@ -62,6 +62,17 @@ def test_warm_up_by_hand():
         before = ema.state()[0].item()
         ema.update(updates)
         assert ema.state()[0].item() / before == pytest.approx(decay, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("decay", "by_hand"),
+    [
+        (rising(0.001, 0.5, 0), {1: 0.001, 100: 0.1, 500: 0.5, 10_000: 0.5}),
+        (rising(0.0075, 0.999, 75), {74: 0, 75: 0, 76: 0.0075, 1000: 0.999}),
+    ],
+)
+def test_the_decay_of_a_sampling_policy_by_hand(decay, by_hand):
+    assert {k: decay(k) for k in by_hand} == pytest.approx(by_hand)
 
 
 def test_decay_0_is_the_last_weights():
@@ -106,7 +117,7 @@ def test_restored_average_continues_identically():
     weights, ema = trained()
     state = copies(ema.state())
     given = copies(state)
-    other = ExponentialMovingAverage(weights, 0.75)
+    other = ExponentialMovingAverage(weights, constant(0.75))
     other.load_state(state)
     for average in (ema, other):
         average.update(1)
@@ -121,11 +132,20 @@ HALF = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ExponentialMovingAverage(parameters(), -0.1), r"decay must be in \[0, 1\)"),
-        (lambda: ExponentialMovingAverage(parameters(), 1.0), r"decay must be in \[0, 1\)"),
-        (lambda: ExponentialMovingAverage(parameters(), float("nan")), r"decay must be in \[0, 1\)"),
-        (lambda: ExponentialMovingAverage([], 0.9), "at least one parameter"),
-        (lambda: ExponentialMovingAverage([HALF], 0.9), "float32 or wider"),
+        (
+            lambda: ExponentialMovingAverage(parameters(), constant(-0.1)).update(3),
+            r"decay after 3 updates must be in \[0, 1\)",
+        ),
+        (
+            lambda: ExponentialMovingAverage(parameters(), constant(1.0)).update(3),
+            r"decay after 3 updates must be in \[0, 1\)",
+        ),
+        (
+            lambda: ExponentialMovingAverage(parameters(), constant(float("nan"))).update(3),
+            r"decay after 3 updates must be in \[0, 1\)",
+        ),
+        (lambda: ExponentialMovingAverage([], constant(0.9)), "at least one parameter"),
+        (lambda: ExponentialMovingAverage([HALF], constant(0.9)), "float32 or wider"),
         (
             lambda: trained()[1].load_state([torch.ones(2)]),
             r"shapes \[\(5, 3\), \(5, 3\)\] of the parameters, got \[\(2,\)\]",

@@ -81,7 +81,7 @@ OTHER_BATCHES = {
     "awm": Job({"objective": "step", "plan": "step", "likelihood": "matching"}, SMALL),
     "nft": Job({"objective": "step", "plan": "step", "likelihood": "nft"}, SMALL),
     "nft-sharded": Job(
-        {"objective": "step", "plan": "step", "likelihood": "nft", "sample_from": "average"}, SHARDED
+        {"objective": "step", "plan": "step", "likelihood": "nft", "sampling_average": {"rate": 0.2}}, SHARDED
     ),
     "shared-noise": Job(
         {**LISTED, "likelihood": "matching", **PAIRS, "sde": "ode", "solver": "dpm2"},

@@ -102,7 +102,7 @@ def test_weights_are_averaged_after_each_update(
 def test_a_slow_policy_samples_and_gives_the_old_velocities(
     train: Train, policy: Callable[[], FluxFamily], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With decay 1/4 and one update, (w0 + 3 w1) / 4 samples in iteration 2, and w1 is trained; also when stopped."""
+    """With decay 1/4 after one update, (w0 + 3 w1) / 4 samples in iteration 2, and w1 is trained; also when stopped."""
     seen: dict[str, list[torch.Tensor]] = {"rollout": [], "old": [], "trained": []}
 
     def of(family: Any) -> torch.Tensor:
@@ -120,8 +120,9 @@ def test_a_slow_policy_samples_and_gives_the_old_velocities(
 
     monkeypatch.setattr(trainer, "collect_experience", rolling_out)
     monkeypatch.setattr(NftValues, "predict", recording)
-    slow = {"objective": "step", "plan": "step", "likelihood": "nft", "sample_from": "average"}
-    run = {"variant": slow, "iterations": 2, "updates_per_iteration": 1, "ema_decay": 0.25, **QUIET}
+    average = {"rate": 0.25, "limit": 0.75}
+    slow = {"objective": "step", "plan": "step", "likelihood": "nft", "sampling_average": average}
+    run = {"variant": slow, "iterations": 2, "updates_per_iteration": 1, "ema_decay": 0.9, **QUIET}
     whole = train(tmp_path / "whole", checkpoint_every=2, **run)
     w0, w1 = seen["trained"][0], seen["trained"][-1]
     assert torch.equal(w0, of(policy()))
