@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from diffusers import FluxTransformer2DModel
 
-from benchmarks.random_flux import family_of_parts, random_module
+from benchmarks.random_flux import family_of, random_module
 from benchmarks.throughput import flop_count, timed
 from benchmarks.workloads import random_inputs
 from chunk_grpo.families.base import TuningOptions
@@ -108,7 +108,7 @@ def measure(
 def make_family(size: Size, work: str, device: torch.device) -> FluxFamily:
     """A random network in its adapter, prepared for the work, without text encoders and VAE."""
     network = random_module(lambda: FluxTransformer2DModel(guidance_embeds=True, **size.network), device)
-    family = family_of_parts(size.side, device, transformer=network)
+    family = family_of(network, size.side, device)
     tuning = WORKS[work]
     if tuning is not None:
         family.prepare_training(tuning, 0)
