@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chunk_grpo.artifacts import table_from_rows
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.comparisons import (
     NO_BREAK,
@@ -18,7 +19,7 @@ from chunk_grpo.reporting.comparisons import (
     number,
     signed,
 )
-from chunk_grpo.reporting.evidence import REWARD, LeftOut, ScoreBook, ScoredPrompts
+from chunk_grpo.reporting.evidence import REWARD, LeftOut, ScoreBook, ScoredPrompts, Source
 from chunk_grpo.reporting.sentences import effects_text, order_sentences
 from chunk_grpo.reporting.statistics import Interval, crossed_interval, holm
 from chunk_grpo.reporting.tables import pairs_table
@@ -66,6 +67,17 @@ def test_missing_scores_are_named(mode: str, scorer: str, message: str) -> None:
     tuned = {key: value for key, value in FULL.items() if key != (1, "q", 1)}
     with pytest.raises(DataError, match=message):
         book(tuned).values("v", mode, scorer, ["p", "q"])
+
+
+def test_a_prompt_of_a_split_that_the_base_lacks_is_named() -> None:
+    rows = [
+        {"prompt_id": name, "split": split, "prompt": name, "category": "shape", "metadata": "{}"}
+        for name, split in (("p", "eval"), ("q", "eval"), ("r", "eval"), ("s", "wise"))
+    ]
+    prompts = Source("prompts.parquet", table_from_rows(rows, "prompts"))
+    with pytest.raises(DataError, match=r"scores/base/x\.parquet: .* prompt_id=r \(split eval\)"):
+        book(FULL).prompt_set(prompts, "eval", "x")
+    assert book(FULL).prompt_set(prompts, "wise", "x") is None
 
 
 def test_the_size_of_a_difference_is_in_spreads_of_the_base() -> None:
