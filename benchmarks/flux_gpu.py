@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 
 import torch
 from diffusers import FluxTransformer2DModel
+from torch.utils.benchmark import Measurement, Timer
+from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.random_flux import family_of_parts, random_module
-from benchmarks.throughput import flop_count, timed
+from benchmarks.random_flux import family_of, random_module
 from benchmarks.workloads import random_inputs
 from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.models.flux import FluxFamily
@@ -108,7 +109,7 @@ def measure(
 def make_family(size: Size, work: str, device: torch.device) -> FluxFamily:
     """A random network in its adapter, prepared for the work, without text encoders and VAE."""
     network = random_module(lambda: FluxTransformer2DModel(guidance_embeds=True, **size.network), device)
-    family = family_of_parts(size.side, device, transformer=network)
+    family = family_of(network, size.side, device)
     tuning = WORKS[work]
     if tuning is not None:
         family.prepare_training(tuning, 0)
@@ -124,6 +125,19 @@ def one_pass(
         return torch.no_grad()(lambda: family.velocity(x, t, conditioning))
     # Gradients are not reset: an update accumulates many passes.
     return lambda: torch.autograd.backward(family.velocity(x, t, conditioning).float().square().mean())
+
+
+def flop_count(call: Callable[[], object]) -> int:
+    """Floating-point operations of a call, by torch's count; a multiply-add counts as two."""
+    with FlopCounterMode(display=False) as counter:
+        call()
+    return int(counter.get_total_flops())
+
+
+def timed(call: Callable[[], object], min_run_time: float) -> Measurement:
+    """Seconds of repeated calls, after a warm-up, with torch's number of threads."""
+    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+    return timer.blocked_autorange(min_run_time=min_run_time)
 
 
 def release(device: torch.device) -> None:

@@ -36,15 +36,16 @@ from benchmarks.flux_gpu import (
     FORWARD,
     SMALL,
     WORKS,
+    flop_count,
     make_family,
     measure,
     one_pass,
     release,
+    timed,
 )
 from benchmarks.gpu_report_text import markdown
 from benchmarks.random_flux import random_module
 from benchmarks.tables import machine, parser_of
-from benchmarks.throughput import flop_count, timed
 from chunk_grpo.artifacts import write_json, write_text
 from chunk_grpo.families.compiling import compile_blocks
 from chunk_grpo.scorers.hpsv3_model import HPSv3Network

@@ -81,18 +81,11 @@ def random_module(make: Callable[[], Module], device: torch.device) -> Module:
         torch.set_default_dtype(before)
 
 
-def family_of_parts(
-    side: int,
-    device: torch.device,
-    scheduler: FlowMatchEulerDiscreteScheduler | None = None,
-    **parts: nn.Module,
-) -> FluxFamily:
-    """A bfloat16 family whose pipeline has these parts alone, for images of `side` x `side` pixels."""
-    for part in parts.values():
-        part.requires_grad_(False).eval()
-    names = ("transformer", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
-    chosen = {**dict.fromkeys(names), **parts}
-    pipeline = FluxPipeline(scheduler or FlowMatchEulerDiscreteScheduler(), **chosen)
+def family_of(network: FluxTransformer2DModel, side: int, device: torch.device) -> FluxFamily:
+    """A bfloat16 family of a network alone, without text encoders and VAE, for images of `side` x `side` pixels."""
+    network.requires_grad_(False).eval()
+    names = ("vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
+    pipeline = FluxPipeline(FlowMatchEulerDiscreteScheduler(), transformer=network, **dict.fromkeys(names))
     options = LoadOptions("random weights", dtype=torch.bfloat16, height=side, width=side, device=device)
     return FluxFamily(pipeline, options)
 

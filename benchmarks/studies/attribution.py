@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -30,8 +31,8 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from benchmarks.studies.finished_run import FinishedRun, finished_run, parser_of_study
-from benchmarks.tables import print_table, write_found
+from benchmarks.studies.finished_run import FinishedRun, finished_run
+from benchmarks.tables import parser_of, print_table, write_found
 from chunk_grpo.core.log_prob import gaussian_log_prob
 from chunk_grpo.core.rollout import rollout_sde, sample_noise
 from chunk_grpo.core.step_weights import interval_weights, noise_weights
@@ -55,7 +56,9 @@ BATCHES = (8, 24)
 
 def main(options: Sequence[str] | None = None) -> int:
     """Measure, print, write."""
-    parser = parser_of_study(__doc__, "attribution")
+    parser = parser_of(__doc__)
+    parser.add_argument("checkout", type=Path, help="checkout with a finished run")
+    parser.add_argument("--json", type=Path, default=Path("attribution.json"), help="result to write")
     parser.add_argument("--prompts", type=int, default=64, help="number of held-out prompts (default: 64)")
     parser.add_argument("--images", type=int, default=8, help="images of a prompt (default: 8)")
     parser.add_argument("--continuations", type=int, default=8, help="of each state, even (default: 8)")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, chdir, contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,12 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.tables import parser_of
 from chunk_grpo.artifacts import read_table
 from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.core.sde import step_noise
-from chunk_grpo.families.base import Family
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.library.model import Model
 from chunk_grpo.scorers.reward import Reward
@@ -27,8 +24,6 @@ from chunk_grpo.scorers.running.placing import place_scorer
 from chunk_grpo.training.method import StepGrid
 from chunk_grpo.training.scoring import score_latents
 
-AT = Layout()
-"""Paths from the working directory."""
 BATCH = 64
 """Images that are decoded together."""
 
@@ -53,10 +48,6 @@ class FinishedRun:
         times = self.model.times(sampling.num_steps, sampling.shift)
         return StepGrid(times, *step_noise(sampling.sde, times, sampling.eta))
 
-    def policy(self, variant: str, seed: int) -> AbstractContextManager[Family]:
-        """A trained policy; inside the block it takes the place of the base model's network."""
-        return self.model.base.replaced_by(Path(AT.transformer(variant, seed)))
-
     def scores(self, latents: Tensor, rows: Sequence[int]) -> dict[str, NDArray[np.float64]]:
         """Values [B] of each scorer for final latents [B, L, D]; `rows` has the index of each image's prompt."""
         return score_latents(self.model.base, latents, self.prompts.rows(rows), self.reward, BATCH)
@@ -80,15 +71,7 @@ def finished_run(checkout: Path) -> Iterator[FinishedRun]:
 
 def _prompts(model: Model) -> PromptSet:
     """Held-out prompts, encoded anew. An image's noise depends on the id of its prompt."""
-    table = read_table(AT.prompts, "prompts").to_pylist()
+    table = read_table(Layout().prompts, "prompts").to_pylist()
     rows = [row for row in table if row["split"] == "eval"]
     encoded = model.encode([row["prompt"] for row in rows], [json.loads(row["metadata"]) for row in rows])
     return replace(encoded, ids=[row["prompt_id"] for row in rows])
-
-
-def parser_of_study(doc: str | None, name: str) -> argparse.ArgumentParser:
-    """A parser with the options of all experiments: the checkout, and the JSON file of the result."""
-    parser = parser_of(doc)
-    parser.add_argument("checkout", type=Path, help="checkout with a finished run")
-    parser.add_argument("--json", type=Path, default=Path(f"{name}.json"), help="result to write")
-    return parser

@@ -28,7 +28,6 @@ import pyarrow.parquet as pq
 from benchmarks.studies.blocks import BASE, CURVES, RESULTS, Block, read_block
 from benchmarks.studies.equal_reward import at_equal_reward, curve_rows
 from benchmarks.studies.hypotheses import BLOCKS, Hypothesis
-from benchmarks.studies.method_times import PARTS
 from benchmarks.tables import parser_of, print_table
 from chunk_grpo.artifacts import read_table
 from chunk_grpo.artifacts.layout import Layout
@@ -48,7 +47,7 @@ DRAWN = ("reward_mean", "heldout")
 """Starts of the names of the metrics that are kept."""
 HELDOUT = "heldout/"
 """Start of the names of the scorers' metrics on held-out images."""
-SECONDS = tuple(f"seconds_{part}" for part in PARTS)
+SECONDS = ("seconds_rollout", "seconds_waiting_for_reward", "seconds_update")
 
 
 def main(options: Sequence[str] | None = None) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chunk_grpo.planning.cost import IterationCost, hours_of, stage_costs
-from chunk_grpo.planning.machines import GPUS, Machine, machine
+from chunk_grpo.planning.machines import GPUS, Machine
 from chunk_grpo.planning.memory import Phase
 from chunk_grpo.planning.settings import Settings
 
@@ -34,14 +34,7 @@ def cards_of(
     fullest = max(phases, key=lambda phase: phase.bytes)
     found = []
     for name, sheet in sorted(GPUS.items(), key=lambda item: (item[1].memory_gb, item[1].peak_tflops)):
-        one = machine(
-            name,
-            like.gpus,
-            stop_seconds=like.stop_seconds,
-            machines=like.machines,
-            network_gbs=like.network_gbs,
-            disk_gbs=like.disk_gbs,
-        )
+        one = replace(like, gpu=name, memory_gb=sheet.memory_gb, tflops=sheet.tflops, gbs=sheet.gbs)
         hours = hours_of(stage_costs(settings, one, costs))
         found.append(Card(name, sheet.memory_gb, fullest.name, one.memory_bytes - fullest.bytes, hours))
     return found

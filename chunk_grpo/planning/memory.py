@@ -79,7 +79,7 @@ def embeddings_of_pass(settings: Settings, images: int, *, backward: bool) -> fl
 
     In an update those of the pass before are still there. The negative prompt stays. All others are in files.
     """
-    return float(((3 if backward else 2) * images + settings.guided - 1) * settings.row_bytes)
+    return float(((3 if backward else 2) * images + settings.guided - 1) * settings.network.text_bytes)
 
 
 def rollout_bytes(settings: Settings) -> tuple[float, float]:
@@ -125,12 +125,7 @@ def _largest(
     units = settings.network.units
     places = [(float(size), float(each * units[kind].weights)) for kind, size in one.units.items()]
     activations, blocks = max((other, (float(one.outside), 0.0), *places), key=sum)
-    return activations, blocks + _ends(settings)
-
-
-def _ends(settings: Settings) -> float:
-    """Gathered weights outside the blocks."""
-    return float(settings.element * settings.network.outer_weights)
+    return activations, blocks + float(settings.element * settings.network.outer_weights)
 
 
 def _kept(settings: Settings, variant: str) -> dict[str, float]:

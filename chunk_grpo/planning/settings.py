@@ -142,7 +142,9 @@ class Settings:
     @property
     def frozen_flop(self) -> float:
         """The same without an adapter."""
-        return self._frozen.forward if self.adapts else self.forward_flop
+        if not self.adapts:
+            return self.forward_flop
+        return pass_sizes(replace(self.traced, images=1, tuning=None), backward=False).forward
 
     @property
     def drawing(self) -> PassSizes:
@@ -186,18 +188,9 @@ class Settings:
         return text_sizes(self.model)
 
     @property
-    def row_bytes(self) -> int:
-        """Embeddings of a prompt."""
-        return self.network.text_bytes
-
-    @property
     def latent_bytes(self) -> int:
         """Latents of an image, float32."""
         return 4 * math.prod(self.network.latent_shape)
-
-    @property
-    def _frozen(self) -> PassSizes:
-        return pass_sizes(replace(self.traced, images=1, tuning=None), backward=False)
 
     @property
     def _plain(self) -> Traced:

@@ -149,8 +149,8 @@ def storage_of(settings: Settings) -> Storage:
     kept_runs = runs if train.keep_state else 1
     pixels = params.generate.height * params.generate.width
     return Storage(
-        training_embeddings=float(sum(encoded_for_training(params)) * settings.row_bytes),
-        evaluation_embeddings=float(prompts.evaluated * settings.row_bytes),
+        training_embeddings=float(sum(encoded_for_training(params)) * settings.network.text_bytes),
+        evaluation_embeddings=float(prompts.evaluated * settings.network.text_bytes),
         checkpoint=checkpoint,
         checkpoints=float((kept_runs * train.checkpoints_kept + 1) * (checkpoint + best * policy)),
         policy=policy,
@@ -207,7 +207,7 @@ def prompt_objects(settings: Settings) -> int:
 
     Embeddings are shards, an index and a folder.
     """
-    params, rows = settings.params, max(1, SHARD_BYTES // settings.row_bytes)
+    params, rows = settings.params, max(1, SHARD_BYTES // settings.network.text_bytes)
     counts = [*encoded_for_training(params), prompts_of(params).evaluated]
     return 3 + 1 + (len(counts) - 1) + sum(math.ceil(count / rows) + 2 for count in counts)
 

@@ -195,7 +195,7 @@ def signed(value: float, digits: int = 3) -> str:
     return text if float(f"{value:.{digits}f}") <= 0 else f"+{text}"
 
 
-def interval_text(interval: Interval, digits: int = 3) -> str:
+def interval_text(interval: Interval) -> str:
     """Format the two ends of an interval, or the reason why it has none or no width.
 
     The ends get up to `EXTRA_DIGITS` more digits until they differ and show their side of zero.
@@ -204,13 +204,13 @@ def interval_text(interval: Interval, digits: int = 3) -> str:
         return "no interval: too few prompts"
     if interval.low == interval.high:
         return "the same on every prompt"
-    digits = digits_of(interval.low, interval.high, digits)
+    digits = digits_of(interval.low, interval.high)
     return f"{signed(interval.low, digits)}{NO_BREAK}to{NO_BREAK}{signed(interval.high, digits)}"
 
 
-def difference_text(interval: Interval, digits: int = 3) -> str:
+def difference_text(interval: Interval) -> str:
     """Format the mean of an interval with as many digits as its ends have."""
-    return signed(interval.mean, digits_of(interval.low, interval.high, digits))
+    return signed(interval.mean, digits_of(interval.low, interval.high))
 
 
 def digits_of(low: float, high: float, digits: int = 3) -> int:

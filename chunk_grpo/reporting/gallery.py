@@ -6,7 +6,6 @@ shown in the order of how much their images change.
 
 from __future__ import annotations
 
-import base64
 import io
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,8 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.image_files import decode_image
 from chunk_grpo.reporting.comparisons import number
 from chunk_grpo.reporting.evidence import BASE, Drawn, ScoreBook, ScoredPrompts, Source
-from chunk_grpo.reporting.palette import is_crowded
+from chunk_grpo.reporting.markdown import data_uri
+from chunk_grpo.reporting.palette import INK, MUTED, is_crowded
 
 TINY = 128
 """Pixels. Images up to this size are enlarged with sharp pixels; larger ones are shown as thumbnails."""
@@ -210,11 +210,11 @@ def grid_png(rows: Sequence[GridRow], columns: Sequence[Drawn]) -> bytes:
     font, small = ImageFont.load_default(size=26), ImageFont.load_default(size=24)
     for place, column in enumerate(columns):
         left = 2 * (GAP + place * (TILE + GAP))
-        pen.text((left, 10), column.policy, fill="#1b1f24", font=font)
-        pen.text((left, 44), "" if column.mode == BASE else column.mode, fill="#69707a", font=small)
+        pen.text((left, 10), column.policy, fill=INK, font=font)
+        pen.text((left, 44), "" if column.mode == BASE else column.mode, fill=MUTED, font=small)
     for index, row in enumerate(rows):
         top = 2 * (HEADER + index * (LABEL + TILE + GAP))
-        pen.text((2 * GAP, top + 12), row.prompt, fill="#1b1f24", font=small)
+        pen.text((2 * GAP, top + 12), row.prompt, fill=INK, font=small)
         for place, picture in enumerate(row.pictures):
             how = Image.Resampling.NEAREST if picture.pixelated else Image.Resampling.LANCZOS
             tile = picture.image.resize((2 * TILE, 2 * TILE), how)
@@ -258,6 +258,4 @@ def _picture(data: bytes, path: str, alt: str, scores: tuple[PictureScore, ...])
     else:
         image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
         image.save(out, "JPEG", quality=86)
-    kind = "png" if tiny else "jpeg"
-    uri = f"data:image/{kind};base64,{base64.b64encode(out.getvalue()).decode()}"
-    return Picture(image, uri, tiny, alt, scores)
+    return Picture(image, data_uri(out.getvalue()), tiny, alt, scores)

@@ -1,5 +1,8 @@
 """What each step earned: a model whose expected rewards are known in closed form, and figures by hand."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +11,7 @@ from benchmarks.studies import attribution
 from chunk_grpo.core.log_prob import gaussian_log_prob
 from chunk_grpo.core.sde import SDE, diffusion_coefs, sde_transition
 from chunk_grpo.training.method import StepGrid
+from tests.conftest import Workspace
 
 TIMES = torch.tensor([1.0, 0.8, 0.5, 0.2, 0.0], dtype=torch.float64)
 GRID = StepGrid(TIMES, diffusion_coefs(TIMES, "flow", 0.7), SDE)
@@ -207,3 +211,15 @@ def test_the_jackknife_of_a_mean_is_its_standard_error():
     assert mean == 5
     error = numbers.std(ddof=1) / np.sqrt(5)
     assert (high - low) / 2 == pytest.approx(2.776445 * error, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_the_command_measures_a_finished_run(finished: Workspace, tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    few = ("--prompts", "3", "--images", "4", "--continuations", "2")
+    assert attribution.main([str(finished.root), "--json", str(found), *few]) == 0
+    written = json.loads(found.read_text())
+    assert 0 < written["prompts"] <= 3
+    assert sum(share for share, *_ in written["shares"]) == pytest.approx(1)
+    for each in written["cosines"].values():
+        assert all(np.isfinite(value) for value, _ in each.values())

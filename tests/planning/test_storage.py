@@ -47,7 +47,7 @@ def test_embeddings(finished: Workspace, smoke: Settings) -> None:
             with safe_open(file, "np") as stored:
                 rows += stored.get_slice("pooled").get_shape()[0]
         written = sum(file.stat().st_size for file in files)
-        assert rows * smoke.row_bytes == pytest.approx(written, rel=0.03)
+        assert rows * smoke.network.text_bytes == pytest.approx(written, rel=0.03)
         if split == "evaluation":
             assert storage_of(smoke).evaluation_embeddings == pytest.approx(written, rel=0.03)
 

@@ -138,7 +138,9 @@ def test_embedding_count_matches_plan(
     Trainer(family, data, method_of(params), params.train, 0, paths).run(lambda: False)
 
     row = sum(tensor[0].nbytes for tensor in tensors.values())
-    settings: Any = SimpleNamespace(row_bytes=row, guided=1 if cfg_scale == 1 else 2)
+    settings: Any = SimpleNamespace(
+        network=SimpleNamespace(text_bytes=row), guided=1 if cfg_scale == 1 else 2
+    )
     for phase, images in (("rollout", BATCH), ("update", MICRO)):
         planned = embeddings_of_pass(settings, images, backward=phase == "update")
         assert images * row <= held.most[phase] <= planned <= 2 * held.most[phase]

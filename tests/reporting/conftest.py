@@ -17,7 +17,7 @@ from chunk_grpo.artifacts import SchemaName, table_from_rows, write_json, write_
 from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.config import load_params
 from chunk_grpo.reporting.content import SECTIONS, Content
-from chunk_grpo.reporting.evidence import Source, TrainingSettings
+from chunk_grpo.reporting.evidence import ScoreBook, Source, TrainingSettings
 from chunk_grpo.reporting.inputs import read_evidence, settings_from
 from chunk_grpo.reporting.page import render
 from stages import report
@@ -300,6 +300,31 @@ def metrics_source(*rows: tuple[int, int, str, float]) -> Source:
     names = ("train_seed", "iteration", "metric", "value")
     found = [{"variant": "v", **dict(zip(names, row, strict=True))} for row in rows]
     return Source("train/v/metrics.parquet", table_from_rows(found, "train_metrics"))
+
+
+Values = Mapping[tuple[int, str, int], float | None]
+"""(training seed, prompt, sample) to score; None: the scorer refused the image."""
+
+
+def scores(policy: str, mode: str, values: Values, scorer: str = "x") -> Source:
+    """Scores of a policy's images, each but a refused one with a detail that counts nowhere."""
+    rows = [
+        {
+            "policy": policy, "mode": mode, "train_seed": seed, "prompt_id": prompt_id, "sample": sample,
+            "scorer": scorer, "metric": metric, "value": value if metric == "score" else -9.0,
+            "refusal": "no answer" if value is None else None,
+        }
+        for (seed, prompt_id, sample), value in values.items()
+        for metric in ("score", *(() if value is None else ("some detail",)))
+    ]  # fmt: skip
+    return Source(f"scores/{policy}/{scorer}.parquet", table_from_rows(rows, "scores"))
+
+
+def score_book(base: Values, *, scorer: str = "x", weight: float = 1.0, **tuned: Values) -> ScoreBook:
+    """Scores of the base and of tuned policies by one scorer, which alone is the reward."""
+    sources = {("base", scorer): scores("base", "base", base, scorer)}
+    sources |= {(name, scorer): scores(name, "tuned", values, scorer) for name, values in tuned.items()}
+    return ScoreBook(sources, {scorer: weight})
 
 
 @pytest.fixture(scope="session")

@@ -21,10 +21,10 @@ LIFT = {"base": 0.0, "dance": 0.05, "chunk": 0.1}
 MIDNIGHT = datetime(2001, 1, 1, tzinfo=UTC)
 
 
-def evaluation(number: int, model: str = "0123456789abcdef", **changes: object) -> Evaluation:
+def evaluation(number: int, model: str = "0123456789abcdef") -> Evaluation:
     """The evaluation of a night, counted from 0."""
     at = MIDNIGHT + timedelta(days=number)
-    return Evaluation(f"night-{number}", at, "tiny", model, "fedcba9876543210", **changes)  # type: ignore[arg-type]
+    return Evaluation(f"night-{number}", at, "tiny", model, "fedcba9876543210")
 
 
 @dataclass(frozen=True)
@@ -35,26 +35,16 @@ class Case:
     """Of the noise; equal seeds give equal scores."""
     shift: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """(policy, scorer) to what is added to the expected scores."""
-    hashes: Mapping[str, str] = field(default_factory=dict)
-    """Scorer to its spec's hash, where it is not "v1"."""
-    per_category: int = 10
-    """Prompts of each of the six categories."""
-    variants: tuple[str, ...] = VARIANTS
-    """Trained policies."""
-    other_prompts: bool = False
-    """Whether the prompts are others, under other ids."""
 
 
 def write_workspace(root: Path, case: Case = Case()) -> Path:
     """Write params.yaml, prompts and scores: each prompt has its own level, each image its own noise."""
-    prompts = prompt_rows(case.per_category)
-    if case.other_prompts:
-        prompts = [row | {"prompt_id": f"{row['split']}-new-{row['prompt_id']}"} for row in prompts]
+    prompts = prompt_rows(10)
     write_table(table_from_rows(prompts, "prompts"), root / "artifacts/prompts/evaluation.parquet", "prompts")
-    for policy in ("base", *case.variants):
+    for policy in ("base", *VARIANTS):
         for scorer in SCORERS:
             rows = score_rows(case, policy, scorer, [str(row["prompt_id"]) for row in prompts])
-            spec = {"key": scorer, "spec_hash": case.hashes.get(scorer, "v1")}
+            spec = {"key": scorer, "spec_hash": "v1"}
             write_table(
                 table_from_rows(rows, "scores"),
                 root / "artifacts" / "scores" / policy / f"{scorer}.parquet",
@@ -62,7 +52,7 @@ def write_workspace(root: Path, case: Case = Case()) -> Path:
                 {SCORER_KEY.decode(): json.dumps(spec)},
             )
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
-    params["variants"] = {name: {"objective": "step", "plan": "step"} for name in case.variants}
+    params["variants"] = {name: {"objective": "step", "plan": "step"} for name in VARIANTS}
     params["scorers"] = {name: params["scorers"][name] for name in SCORERS}
     params["rewards"] = {"shapes-graded": 1.0}
     params["train"]["heldout"]["scorers"] = ["shapes-exact"]

@@ -1,5 +1,4 @@
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from statistics import NormalDist
 from types import SimpleNamespace
@@ -24,32 +23,21 @@ from chunk_grpo.reporting.evidence import REWARD, LeftOut, ScoreBook, ScoredProm
 from chunk_grpo.reporting.sentences import effects_text, order_sentences
 from chunk_grpo.reporting.statistics import Interval, crossed_interval, holm
 from chunk_grpo.reporting.tables import pairs_table
+from tests.reporting.conftest import Values, score_book, scores
 
-Values = Mapping[tuple[int, str, int], float | None]
-
-
-def source(policy: str, mode: str, scorer: str, values: Values) -> Source:
-    rows = [
-        {
-            "policy": policy, "mode": mode, "train_seed": seed, "prompt_id": prompt_id, "sample": sample,
-            "scorer": scorer, "metric": metric, "value": value if metric == "score" else -9.0,
-            "refusal": "no answer" if value is None else None,
-        }
-        for (seed, prompt_id, sample), value in values.items()
-        for metric in ("score", *(() if value is None else ("some detail",)))
-    ]  # fmt: skip
-    return Source(f"scores/{policy}/{scorer}.parquet", table_from_rows(rows, "scores"))
+PROMPTS = ScoredPrompts(("p", "q"), ("shape", "shape"), ("a circle", "a square"))
+ZEROS = {(-1, "p", 0): 0.0, (-1, "q", 0): 0.0}
+FULL = {(s, p, k): 10.0 * s + {"p": 1, "q": 2}[p] + k for s in (0, 1) for p in ("p", "q") for k in (0, 1)}
 
 
 def book(tuned: Values) -> ScoreBook:
     base = {(-1, "p", 0): 1.0, (-1, "p", 1): 2.0, (-1, "q", 0): 3.0, (-1, "q", 1): 5.0}
-    return ScoreBook(
-        {("base", "x"): source("base", "base", "x", base), ("v", "x"): source("v", "tuned", "x", tuned)},
-        {"x": 0.5},
-    )
+    return score_book(base, weight=0.5, v=tuned)
 
 
-FULL = {(s, p, k): 10.0 * s + {"p": 1, "q": 2}[p] + k for s in (0, 1) for p in ("p", "q") for k in (0, 1)}
+def pairs_of(scores: ScoreBook, *names: str) -> list[PairComparison]:
+    settings: Any = SimpleNamespace(compared=names)
+    return Comparisons(scores, PROMPTS, settings).between_policies("x")
 
 
 def interval(low: float, high: float) -> Interval:
@@ -81,6 +69,17 @@ def test_missing_scores_are_named(mode: str, scorer: str, message: str) -> None:
         book(tuned).values("v", mode, scorer, ["p", "q"])
 
 
+def test_a_prompt_of_a_split_that_the_base_lacks_is_named() -> None:
+    rows = [
+        {"prompt_id": name, "split": split, "prompt": name, "category": "shape", "metadata": "{}"}
+        for name, split in (("p", "eval"), ("q", "eval"), ("r", "eval"), ("s", "wise"))
+    ]
+    prompts = Source("prompts.parquet", table_from_rows(rows, "prompts"))
+    with pytest.raises(DataError, match=r"scores/base/x\.parquet: .* prompt_id=r \(split eval\)"):
+        book(FULL).prompt_set(prompts, "eval", "x")
+    assert book(FULL).prompt_set(prompts, "wise", "x") is None
+
+
 def test_the_size_of_a_difference_is_in_spreads_of_the_base() -> None:
     """The base has 1, 2, 3 and 5: mean 2.75, squared distances 3.0625 + 0.5625 + 0.0625 + 5.0625 = 8.75, over 3."""
     found = Comparisons(book(FULL), PROMPTS, SimpleNamespace()).against_base("v", "tuned", "x")  # type: ignore[arg-type]
@@ -104,9 +103,8 @@ def test_a_balanced_overall_is_the_mean_over_prompts_with_its_interval() -> None
     values = np.random.default_rng(3).normal(size=(2, 6))
     ids = tuple("abcdef")
     keys = [(seed, name, 0) for seed in (0, 1) for name in ids]
-    tuned = source("v", "tuned", "x", dict(zip(keys, values.ravel().tolist(), strict=True)))
-    base = source("base", "base", "x", {(-1, name, 0): 0.0 for name in ids})
-    scores = ScoreBook({("base", "x"): base, ("v", "x"): tuned}, {"x": 1.0})
+    tuned = dict(zip(keys, values.ravel().tolist(), strict=True))
+    scores = score_book({(-1, name, 0): 0.0 for name in ids}, v=tuned)
 
     def overall(categories: str) -> tuple[Interval, Interval]:
         prompts = ScoredPrompts(ids, tuple(categories), ids)
@@ -135,12 +133,8 @@ def scores_of(seeds: int, *names: str) -> ScoreBook:
     """Two prompts; every policy far above the one before it, and nearly alike in all seeds."""
     draws = np.random.default_rng(0)
     keys = [(seed, prompt_id, 0) for seed in range(seeds) for prompt_id in ("p", "q")]
-    sources = {
-        (name, "x"): source(name, "tuned", "x", {key: 10.0 * n + draws.normal(scale=1e-3) for key in keys})
-        for n, name in enumerate(names)
-    }
-    base = source("base", "base", "x", {(-1, prompt_id, 0): 0.0 for prompt_id in ("p", "q")})
-    return ScoreBook({("base", "x"): base, **sources}, {"x": 1.0})
+    tuned = {name: {key: 10.0 * n + draws.normal(scale=1e-3) for key in keys} for n, name in enumerate(names)}
+    return score_book(ZEROS, **tuned)
 
 
 @pytest.mark.parametrize(("seeds", "claimed"), [(2, False), (3, False), (5, False), (6, True), (8, True)])
@@ -148,8 +142,7 @@ def scores_of(seeds: int, *names: str) -> ScoreBook:
 def test_below_six_training_seeds_no_pair_is_claimed(
     seeds: int, claimed: bool, names: tuple[str, ...]
 ) -> None:
-    settings: Any = SimpleNamespace(compared=names)
-    pairs = Comparisons(scores_of(seeds, *names), PROMPTS, settings).between_policies("x")
+    pairs = pairs_of(scores_of(seeds, *names), *names)
     (sentence,) = order_sentences({"x": pairs, "y": pairs} if claimed is False else {"x": pairs})
     assert [p.is_shown for p in pairs] == [claimed] * len(pairs)
     assert (f"they have {seeds} training seeds" in sentence) is not claimed
@@ -164,20 +157,8 @@ def test_policies_that_were_not_trained_here_are_tested_without_seeds() -> None:
     """They are two models, not draws of a training; only their pairs with a variant lack seeds."""
     values = {(-1, prompt_id, 0): float(prompt_id == "q") for prompt_id in ("p", "q")}
     more = {key: value + 5 + 1e-3 * value for key, value in values.items()}
-    sources = {
-        (name, "x"): source(name, "tuned", "x", found) for name, found in (("one", values), ("two", more))
-    }
     trained = {(seed, *key[1:]): value + seed for key, value in values.items() for seed in (0, 1, 2)}
-    scores = ScoreBook(
-        {
-            ("base", "x"): source("base", "base", "x", values),
-            ("a", "x"): source("a", "tuned", "x", trained),
-            **sources,
-        },
-        {"x": 1.0},
-    )
-    settings: Any = SimpleNamespace(compared=("a", "one", "two"))
-    pairs = Comparisons(scores, PROMPTS, settings).between_policies("x")
+    pairs = pairs_of(score_book(values, a=trained, one=values, two=more), "a", "one", "two")
     assert [p.is_shown for p in pairs] == [False, False, True]
     assert "they have 3 training seeds" in order_sentences({"x": pairs})[0]
     assert order_sentences({"x": pairs})[1].startswith("Tuned, x: two above one")
@@ -186,14 +167,9 @@ def test_policies_that_were_not_trained_here_are_tested_without_seeds() -> None:
 def test_pairs_are_corrected_for_each_other() -> None:
     draws, names = np.random.default_rng(0), ("a", "b", "c")
     keys = [(seed, prompt_id, 0) for seed in range(6) for prompt_id in ("p", "q")]
-    sources = {
-        (name, "x"): source(name, "tuned", "x", dict(zip(keys, draws.normal(size=12), strict=True)))
-        for name in names
-    }
-    base = source("base", "base", "x", {(-1, prompt_id, 0): 0.0 for prompt_id in ("p", "q")})
-    scores = ScoreBook({("base", "x"): base, **sources}, {"x": 1.0})
-    settings: Any = SimpleNamespace(compared=names)
-    pairs = Comparisons(scores, PROMPTS, settings).between_policies("x")
+    tuned = {name: dict(zip(keys, draws.normal(size=12), strict=True)) for name in names}
+    scores = score_book(ZEROS, **tuned)
+    pairs = pairs_of(scores, *names)
     assert [(p.first, p.second) for p in pairs] == [("b", "a"), ("c", "a"), ("c", "b")]
     assert [p.p_value for p in pairs] == holm([p.difference.p_value for p in pairs])
     values = {name: scores.values(name, "tuned", "x", ["p", "q"]) for name in names}
@@ -229,9 +205,6 @@ def test_the_ends_of_an_interval_differ_and_show_their_side_of_zero(
     assert interval_text(interval(low, high)).replace("\xa0", " ") == text
 
 
-PROMPTS = ScoredPrompts(("p", "q"), ("shape", "shape"), ("a circle", "a square"))
-
-
 def with_refused(*keys: tuple[int, str, int]) -> ScoreBook:
     """The book above, where the scorer refused these images of the tuned policy."""
     return book({key: None if key in keys else value for key, value in FULL.items()})
@@ -255,21 +228,18 @@ def test_a_prompt_without_an_image_on_every_side_is_left_out() -> None:
 
 
 def test_an_image_of_the_base_that_was_refused_is_left_out_as_well() -> None:
-    refused = source("base", "base", "x", {(-1, "p", 0): None, (-1, "p", 1): 2.0})
-    tuned = source("v", "tuned", "x", {(0, "p", 0): 5.0, (0, "p", 1): 7.0})
-    found = ScoreBook({("base", "x"): refused, ("v", "x"): tuned}, {"x": 1.0})
+    refused = {(-1, "p", 0): None, (-1, "p", 1): 2.0}
+    found = score_book(refused, v={(0, "p", 0): 5.0, (0, "p", 1): 7.0})
     assert found.values("v", "tuned", "x", ["p"]).tolist() == [[7.0]]
 
 
 def test_the_training_reward_leaves_out_what_one_of_its_scorers_refused() -> None:
     keys = [(0, "p", 0), (0, "p", 1)]
     base = dict.fromkeys([(-1, "p", 0), (-1, "p", 1)], 1.0)
-    sources = {
-        ("base", "x"): source("base", "base", "x", base),
-        ("base", "y"): source("base", "base", "y", base),
-        ("v", "x"): source("v", "tuned", "x", dict(zip(keys, (2.0, 4.0), strict=True))),
-        ("v", "y"): source("v", "tuned", "y", dict(zip(keys, (8.0, None), strict=True))),
-    }
+    values = {"x": (2.0, 4.0), "y": (8.0, None)}
+    sources = {("base", name): scores("base", "base", base, name) for name in values}
+    for name, given in values.items():
+        sources["v", name] = scores("v", "tuned", dict(zip(keys, given, strict=True)), name)
     found = ScoreBook(sources, {"x": 1.0, "y": 0.5})
     assert found.values("v", "tuned", REWARD, ["p"]).tolist() == [[2.0 + 0.5 * 8.0]]
     assert found.values("v", "tuned", "x", ["p"]).tolist() == [[3.0]]
@@ -285,13 +255,6 @@ def test_a_policy_from_elsewhere_is_compared_with_every_seed() -> None:
     """Variants are paired by seed with each other, a policy without seeds with each of theirs."""
     of_a = {(0, "p", 0): 1.0, (1, "p", 0): 3.0, (0, "q", 0): 2.0, (1, "q", 0): 6.0}
     of_other = {(-1, "p", 0): 0.5, (-1, "q", 0): 1.0}
-    base = source("base", "base", "x", {(-1, prompt_id, 0): 0.0 for prompt_id in ("p", "q")})
-    sources = {
-        ("base", "x"): base,
-        ("a", "x"): source("a", "tuned", "x", of_a),
-        ("other", "x"): source("other", "tuned", "x", of_other),
-    }
-    settings: Any = SimpleNamespace(compared=("a", "other"))
-    (pair,) = Comparisons(ScoreBook(sources, {"x": 1.0}), PROMPTS, settings).between_policies("x")
+    (pair,) = pairs_of(score_book(ZEROS, a=of_a, other=of_other), "a", "other")
     assert (pair.first, pair.second, pair.difference.num_seeds) == ("other", "a", 2)
     assert pair.difference.mean == pytest.approx(0.75 - 3.0)

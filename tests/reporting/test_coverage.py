@@ -75,16 +75,3 @@ def test_holms_correction_needs_more_than_a_few_seeds(seeds: int, expected: floa
     assert share == pytest.approx(expected, abs=error)
     claimed = sum(any(p <= 0.05 for p in holm([i.pair_p_value for i in pairs])) for pairs in found) / runs
     assert claimed == (share if seeds >= MIN_SEEDS else 0)
-
-
-def test_repeated_captions_are_not_as_many_prompts() -> None:
-    source, repeats, K = np.random.default_rng(7), 4, 25
-    names = np.repeat([f"{i}" for i in range(K)], repeats).tolist()
-    together = apart = 0
-    for _ in range(RUNS):
-        values = np.repeat(source.normal(size=(1, K)), repeats, axis=1)
-        values = values + 0.5 * source.normal(size=(1, K * repeats))
-        together += (found := crossed_interval(values, captions=names)).low <= 0 <= found.high
-        apart += (found := crossed_interval(values)).low <= 0 <= found.high
-    assert together / RUNS == pytest.approx(0.95, abs=ERROR)
-    assert apart / RUNS < 0.8

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,27 +14,26 @@ from chunk_grpo.reporting.evidence import REWARD
 from chunk_grpo.reporting.gallery import grid_variants
 from chunk_grpo.reporting.sentences import effects_text, headline, order_sentences, with_first
 from chunk_grpo.reporting.series import Curve
-from chunk_grpo.reporting.statistics import Interval
+from tests.reporting.test_comparisons import comparison
 
 NAMES = tuple(f"v{i}" for i in range(27))
 
 
-def interval(mean: float, half: float) -> Interval:
-    return Interval(mean, mean - half, mean + half, half / 2, 9.0, 1, 48, 48)
+def around(mean: float) -> Comparison:
+    return comparison("", mean - 0.1, mean + 0.1)
 
 
 def comparisons(means: Sequence[float]) -> list[Comparison]:
-    return [
-        Comparison(name, "tuned", REWARD, 1.0, interval(mean, 0.1), (mean,), 0.5)
-        for name, mean in zip(NAMES, means, strict=False)
-    ]
+    return [replace(around(mean), variant=name) for name, mean in zip(NAMES, means, strict=False)]
 
 
 def pairs(count: int) -> list[PairComparison]:
     """Pairs of `count` variants: number i is 0.05 x (i - j) above number j, with intervals of +-0.1."""
     names = NAMES[:count]
     return [
-        PairComparison(names[i], names[j], REWARD, interval(0.05 * (i - j), 0.1), 0.04 if i - j > 2 else 0.2)
+        PairComparison(
+            names[i], names[j], REWARD, around(0.05 * (i - j)).difference, 0.04 if i - j > 2 else 0.2
+        )
         for j in range(count)
         for i in range(j + 1, count)
     ]

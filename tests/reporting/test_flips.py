@@ -11,8 +11,9 @@ import pytest
 
 from chunk_grpo.artifacts import table_from_rows, write_table
 from chunk_grpo.reporting import flips
-from chunk_grpo.reporting.evidence import ScoreBook, ScoredPrompts, Source
+from chunk_grpo.reporting.evidence import ScoredPrompts
 from chunk_grpo.reporting.flips import Flips, flips_of
+from tests.reporting.conftest import Values, score_book
 from tests.reporting.test_gallery import png
 
 IDS = tuple("abcdef")
@@ -22,19 +23,14 @@ BASE_SCORES = dict(zip(IDS, (0, 0, 1, 1, 0, 1), strict=True))
 TUNED_SCORES = dict(zip(IDS, (1, 0, 0, 1, 1, 1), strict=True))
 
 
-def scores(policy: str, mode: str, of: Mapping[int, Mapping[str, float | None]]) -> Source:
+def scores(of: Mapping[int, Mapping[str, float | None]]) -> Values:
     """Scores of two samples by training seed. Sample 1 has the opposite score of sample 0."""
-    rows = [
-        {
-            "policy": policy, "mode": mode, "train_seed": seed, "prompt_id": name, "sample": sample, "scorer": "s",
-            "metric": "score", "value": value if value is None or sample == 0 else 1 - value,
-            "refusal": "no answer" if value is None else None,
-        }
+    return {
+        (seed, name, sample): value if value is None or sample == 0 else 1 - value
         for seed, values in of.items()
         for name, value in values.items()
         for sample in (0, 1)
-    ]  # fmt: skip
-    return Source(f"scores/{policy}/s.parquet", table_from_rows(rows, "scores"))
+    }
 
 
 def images(folder: Path, policy: str, mode: str, seeds: tuple[int, ...]) -> str:
@@ -56,10 +52,7 @@ def found(
 ) -> Flips | None:
     """Flips of two training seeds, of which the second one would count otherwise."""
     other = dict.fromkeys(IDS, 0.0)
-    sources = {
-        ("base", "s"): scores("base", "base", {-1: BASE_SCORES}),
-        ("v", "s"): scores("v", "tuned", {1: tuned, 2: other}),
-    }
+    book = score_book(scores({-1: BASE_SCORES}), scorer="s", v=scores({1: tuned, 2: other}))
     paths = {"base": images(folder, "base", "base", (-1,)), "v": images(folder, "v", "tuned", (2, 1))}
     settings: Any = SimpleNamespace(
         variants=("u", "v"), scorers=("s",), seed=seed, measured=(SimpleNamespace(name="s", kind=kind),)
@@ -67,7 +60,6 @@ def found(
     demands = json.dumps({"tag": "single_object", "include": [{"class": "cross", "count": 1}]})
     table = pa.table({"prompt_id": IDS, "metadata": [demands] * len(IDS)})
     evidence: Any = SimpleNamespace(images=paths, prompts=SimpleNamespace(table=table))
-    book = ScoreBook(sources, {"s": 1.0})
     return flips_of(evidence, settings, PROMPTS, book, dict(zip(IDS, CAPTIONS, strict=True)))
 
 

@@ -1,11 +1,9 @@
-import io
-
 import numpy as np
 import pytest
-from PIL import Image
 
 from chunk_grpo.artifacts import table_from_rows
 from chunk_grpo.errors import DataError
+from chunk_grpo.image_files import encode_png
 from chunk_grpo.reporting.evidence import Drawn, ScoreBook, ScoredPrompts, Source
 from chunk_grpo.reporting.gallery import (
     GridRow,
@@ -15,16 +13,14 @@ from chunk_grpo.reporting.gallery import (
     grid_rows,
     short_labels,
 )
+from tests.reporting.conftest import score_book
 
 PROMPTS = ScoredPrompts(tuple("abcdefgh"), ("x", "x", "x", "x", "x", "y", "y", "z"), tuple("ABCDEFGH"))
 COLUMNS = (Drawn("base", "base"), Drawn("v", "tuned"))
 
 
 def png(size: int) -> bytes:
-    noise = np.random.default_rng(0).integers(0, 255, (size, size, 3), dtype=np.uint8)
-    out = io.BytesIO()
-    Image.fromarray(noise).save(out, "PNG")
-    return out.getvalue()
+    return encode_png(np.random.default_rng(0).integers(0, 255, (size, size, 3), dtype=np.uint8))
 
 
 def images(policy: str, mode: str, data: bytes, seed: int = 7) -> Source:
@@ -39,19 +35,8 @@ def images(policy: str, mode: str, data: bytes, seed: int = 7) -> Source:
     return Source(f"images/{policy}/images.parquet", table_from_rows(rows, "images"))
 
 
-def scores(policy: str, mode: str) -> Source:
-    rows = [
-        {
-            "policy": policy, "mode": mode, "train_seed": train_seed, "prompt_id": "a", "sample": sample,
-            "scorer": "s-x", "metric": "score", "value": train_seed + 0.1 * sample,
-        }
-        for train_seed in (1, 2)
-        for sample in (0, 1)
-    ]  # fmt: skip
-    return Source("scores.parquet", table_from_rows(rows, "scores"))
-
-
-BOOK = ScoreBook({("base", "s-x"): scores("base", "base"), ("v", "s-x"): scores("v", "tuned")}, {"s-x": 1.0})
+VALUES = {(seed, "a", sample): seed + 0.1 * sample for seed in (1, 2) for sample in (0, 1)}
+BOOK = score_book(VALUES, scorer="s-x", v=VALUES)
 
 
 def shown(tuned: Source, base: bytes | None = None, book: ScoreBook = BOOK) -> GridRow:
@@ -92,9 +77,7 @@ def test_tiny_images_have_sharp_pixels_and_large_ones_are_thumbnails(
 
 
 def plain(level: int) -> bytes:
-    out = io.BytesIO()
-    Image.new("RGB", (8, 8), (level, level, level)).save(out, "PNG")
-    return out.getvalue()
+    return encode_png(np.full((8, 8, 3), level, np.uint8))
 
 
 def test_the_most_changed_prompts_come_first_and_unchanged_ones_apart() -> None:
@@ -125,25 +108,13 @@ def test_short_labels() -> None:
 
 
 def test_an_image_without_a_score_says_so() -> None:
-    rows = scores("base", "base").table.to_pylist()
-    refused = [row | {"value": None, "refusal": "no answer"} for row in rows]
-    book = ScoreBook(
-        {
-            ("base", "s-x"): Source("scores.parquet", table_from_rows(refused, "scores")),
-            ("v", "s-x"): scores("v", "tuned"),
-        },
-        {"s-x": 1.0},
-    )
+    book = score_book(dict.fromkeys(VALUES, None), scorer="s-x", v=VALUES)
     row = shown(images("v", "tuned", png(8)), book=book)
     assert [picture.scores[0].text for picture in row.pictures] == ["refused", "1.00"]
 
 
 @pytest.mark.parametrize(("tuned", "verdict"), [(2.0, "above"), (0.5, "below"), (1.004, "")])
 def test_score_is_marked_relative_to_base(tuned: float, verdict: str) -> None:
-    rows = [row | {"value": tuned} for row in scores("v", "tuned").table.to_pylist()]
-    book = ScoreBook(
-        {("base", "s-x"): scores("base", "base"), ("v", "s-x"): Source("s", table_from_rows(rows, "scores"))},
-        {"s-x": 1.0},
-    )
+    book = score_book(VALUES, scorer="s-x", v=dict.fromkeys(VALUES, tuned))
     row = shown(images("v", "tuned", png(8)), book=book)
     assert [picture.scores[0].verdict for picture in row.pictures] == ["", verdict]

@@ -1,6 +1,5 @@
 """Scores of one evaluation, from the output of the score stages."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from chunk_grpo.artifacts import read_table, table_from_rows, write_table
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.history import Score, measure
 from chunk_grpo.reporting.statistics import crossed_interval
-from tests.reporting.history_cases import Case, evaluation, write_workspace
+from tests.reporting.history_cases import VARIANTS, Case, evaluation, write_workspace
 
 TUNED = Score("chunk", "tuned", "eval", "shapes-graded")
 
@@ -23,13 +22,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_score_of_every_policy_has_a_row(workspace: Path) -> None:
     rows = measure(workspace, evaluation(0)).rows
-    policies = [
-        ("base", "base"),
-        ("dance", "tuned"),
-        ("dance", "hybrid"),
-        ("chunk", "tuned"),
-        ("chunk", "hybrid"),
-    ]
+    policies = [("base", "base"), *((name, mode) for name in VARIANTS for mode in ("tuned", "hybrid"))]
     assert [row.score for row in rows] == [
         Score(policy, mode, split, scorer)
         for scorer in ("shapes-exact", "shapes-graded")
@@ -42,8 +35,9 @@ def test_every_score_of_every_policy_has_a_row(workspace: Path) -> None:
         assert (row.change, row.reference) == ("first", "")
 
 
-def test_a_row_has_the_mean_and_the_interval_of_the_report(workspace: Path) -> None:
-    row = next(r for r in measure(workspace, evaluation(0)).rows if r.score == TUNED)
+def test_a_row_has_the_interval_of_the_report_and_prompts_their_means(workspace: Path) -> None:
+    measured = measure(workspace, evaluation(0))
+    row = next(r for r in measured.rows if r.score == TUNED)
     table = read_table(workspace / "artifacts/scores/chunk/shapes-graded.parquet", "scores")
     values = {
         (r["train_seed"], r["prompt_id"], r["sample"]): r["value"]
@@ -61,19 +55,10 @@ def test_a_row_has_the_mean_and_the_interval_of_the_report(workspace: Path) -> N
     assert row.degrees_of_freedom == interval.degrees_of_freedom
     assert (row.num_seeds, row.num_prompts, row.num_captions) == (2, 60, len(set(captions)))
     assert row.num_images == 60 * 2 * 2
-
-
-def test_the_means_of_prompts_are_over_samples_and_training_seeds(workspace: Path) -> None:
-    measured = measure(workspace, evaluation(0))
-    means = [r for r in measured.prompts.to_pylist() if r["policy"] == "chunk" and r["mode"] == "tuned"]
-    of_score = [r for r in means if r["split"] == "eval" and r["scorer"] == "shapes-graded"]
-    table = read_table(workspace / "artifacts/scores/chunk/shapes-graded.parquet", "scores").to_pylist()
-    for row in of_score[:3]:
-        drawn = [r["value"] for r in table if r["prompt_id"] == row["prompt_id"] and r["mode"] == "tuned"]
-        assert (row["num_images"], len(drawn)) == (4, 4)
-        assert row["mean"] == pytest.approx(sum(drawn) / 4, abs=1e-12)
-    whole = next(r for r in measured.rows if r.score == TUNED)
-    assert np.mean([r["mean"] for r in of_score]) == pytest.approx(whole.mean, abs=1e-12)
+    means = [r for r in measured.prompts.to_pylist() if Score(*(r[name] for name in Score._fields)) == TUNED]
+    assert [r["prompt_id"] for r in means] == [p["prompt_id"] for p in of_eval]
+    assert [r["mean"] for r in means] == pytest.approx(matrix.mean(axis=0).tolist(), abs=1e-12)
+    assert {r["num_images"] for r in means} == {4}
 
 
 def test_refused_images_are_left_out_on_every_side(tmp_path: Path) -> None:
@@ -93,11 +78,9 @@ def test_refused_images_are_left_out_on_every_side(tmp_path: Path) -> None:
     assert (row.num_prompts, row.num_images) == (59, (2 * 59 - 1) * 2)
     of_base = next(r for r in measured.rows if r.score == TUNED._replace(policy="base", mode="base"))
     assert (of_base.num_prompts, of_base.num_images) == (59, 2 * 59 - 1)
-    means = [r for r in measured.prompts.to_pylist() if r["policy"] == "chunk" and r["mode"] == "tuned"]
+    means = measured.prompts.to_pylist()
     counts = {
-        r["prompt_id"]: r["num_images"]
-        for r in means
-        if (r["split"], r["scorer"]) == ("eval", "shapes-graded")
+        r["prompt_id"]: r["num_images"] for r in means if Score(*(r[n] for n in Score._fields)) == TUNED
     }
     assert counts["eval-003"] == 2
     assert "eval-004" not in counts
@@ -106,12 +89,10 @@ def test_refused_images_are_left_out_on_every_side(tmp_path: Path) -> None:
 def test_scores_without_their_scorers_spec(tmp_path: Path) -> None:
     root = write_workspace(tmp_path)
     path = root / "artifacts/scores/base/shapes-exact.parquet"
-    write_table(read_table(path, "scores"), path, "scores")
-    with pytest.raises(DataError, match=r"base/shapes-exact\.parquet: must carry its scorer's spec"):
-        measure(root, evaluation(0))
-    write_table(read_table(path, "scores"), path, "scores", {"chunk_grpo.scorer": json.dumps([])})
-    with pytest.raises(DataError, match=r"base/shapes-exact\.parquet: must carry its scorer's spec"):
-        measure(root, evaluation(0))
+    for metadata in (None, {"chunk_grpo.scorer": "[]"}):
+        write_table(read_table(path, "scores"), path, "scores", metadata)
+        with pytest.raises(DataError, match=r"base/shapes-exact\.parquet: must carry its scorer's spec"):
+            measure(root, evaluation(0))
     path.unlink()
     with pytest.raises(DataError, match=r"base/shapes-exact\.parquet: cannot read: no such file"):
         measure(root, evaluation(0))

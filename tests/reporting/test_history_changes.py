@@ -3,28 +3,29 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from scipy import stats
 
 from chunk_grpo.artifacts import table_from_rows
-from chunk_grpo.reporting.history import ALPHA, HistoryRow, Measured, Score, compare, measure
-from tests.reporting.history_cases import Case, evaluation, write_workspace
+from chunk_grpo.reporting.history import ALPHA, HistoryRow, Measured, compare
+from tests.reporting.history_cases import evaluation
 
-TUNED = Score("chunk", "tuned", "eval", "shapes-graded")
 TEMPLATE = HistoryRow(
     "night-0", evaluation(0).evaluated_at, "tiny", "m", "c", 0, "chunk", "tuned", "eval", "", "v1",
     0.0, 0.0, 0.0, 0.0, 1.0, 1, 1, 1, 1,
 )  # fmt: skip
 
 
-def night(means: np.ndarray, repeats: int = 1, number: int = 0) -> Measured:
-    """An evaluation with given means, [prompts, scorers]; each caption has `repeats` prompts."""
+def night(
+    means: np.ndarray, repeats: int = 1, number: int = 0, scorer_hash: str = "v1", first: int = 0
+) -> Measured:
+    """An evaluation with given means, [prompts, scorers], of prompts from `first` on, each caption `repeats` times."""
     rows = tuple(
-        replace(TEMPLATE, evaluation=f"night-{number}", scorer=f"{s}") for s in range(means.shape[1])
+        replace(TEMPLATE, evaluation=f"night-{number}", scorer=f"{s}", scorer_hash=scorer_hash)
+        for s in range(means.shape[1])
     )
     of_prompts = [
         {
@@ -32,7 +33,7 @@ def night(means: np.ndarray, repeats: int = 1, number: int = 0) -> Measured:
             "prompt": f"caption {prompt // repeats}", "mean": float(mean), "num_images": 1,
         }
         for row, column in zip(rows, means.T, strict=True)
-        for prompt, mean in enumerate(column)
+        for prompt, mean in enumerate(column, start=first)
     ]  # fmt: skip
     return Measured(rows, table_from_rows(of_prompts, "evaluation_prompts"))
 
@@ -100,117 +101,77 @@ def test_identical_change_of_every_prompt_counts_as_moved() -> None:
     assert (row.change, row.band, row.p_value) == ("moved", 0.0, 0.0)
 
 
-def measured_night(number: int, case: Case, root: Path) -> Measured:
-    return measure(write_workspace(root / f"night-{number}", case), evaluation(number))
+def scores(draw: int, shift: float = 0.0) -> np.ndarray:
+    """[40, 1] means of prompts with levels of their own, as another draw of the noise has them."""
+    level = np.linspace(0, 1, 40)[:, None]
+    return level + shift + np.random.default_rng(draw).normal(0, 0.1, size=(40, 1))
 
 
-class Nights:
+def compared_in_turn(*nights: Measured) -> list[HistoryRow]:
     """Evaluations one after the other, as a schedule has them."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.rows: list[HistoryRow] = []
-        self.tables: dict[str, pa.Table] = {}
-        self.number = 0
-
-    def next(self, case: Case) -> Mapping[Score, HistoryRow]:
-        measured = measured_night(self.number, case, self.root)
-        rows = compare(measured, self.rows, self.tables.__getitem__)
-        self.tables[f"night-{self.number}"] = measured.prompts
-        self.rows += rows
-        self.number += 1
-        return {row.score: row for row in rows}
+    rows: list[HistoryRow] = []
+    tables = {one.rows[0].evaluation: one.prompts for one in nights}
+    for one in nights:
+        rows += compare(one, rows, tables.__getitem__)
+    return rows
 
 
-@pytest.fixture
-def nights(tmp_path: Path) -> Nights:
-    return Nights(tmp_path)
+Given = Mapping[str, Any]
 
 
-LOWER = {("chunk", "shapes-graded"): -0.2}
-
-
-def test_equal_scores_are_the_same_and_not_compared_further(nights: Nights) -> None:
-    assert {row.change for row in nights.next(Case(1)).values()} == {"first"}
-    for _ in range(2):
-        for row in nights.next(Case(1)).values():
-            assert (row.change, row.reference, row.difference) == ("same", "night-0", 0.0)
-            assert math.isnan(row.p_value)
-
-
-def test_a_score_that_moves_is_the_reference_from_then_on(nights: Nights) -> None:
-    nights.next(Case(0))
-    assert nights.next(Case(1))[TUNED].change == "none"
-    moved = nights.next(Case(2, LOWER))
-    assert {score for score, row in moved.items() if row.change == "moved"} == {
-        TUNED,
-        TUNED._replace(mode="hybrid"),
-    }
-    for row in moved.values():
-        if row.change != "unknown":
+@pytest.mark.parametrize(
+    ("nights", "found"),
+    [
+        ([{"means": scores(0)}] * 3, [("first", ""), ("same", "night-0"), ("same", "night-0")]),
+        (  # a score that moves is the reference from then on
+            [{"means": scores(n, -0.2 * (n in (2, 3)))} for n in range(5)],
+            [
+                ("first", ""),
+                ("none", "night-0"),
+                ("moved", "night-0"),
+                ("none", "night-2"),
+                ("moved", "night-2"),
+            ],
+        ),
+        (  # a scorer that changed is not compared
+            [{"means": scores(0)}, *({"means": scores(n, -0.4), "scorer_hash": "v2"} for n in (1, 2))],
+            [("first", ""), ("scorer", "night-0"), ("none", "night-1")],
+        ),
+        (  # nor are other prompts
+            [{"means": scores(0)}, *({"means": scores(n), "first": 40} for n in (1, 2))],
+            [("first", ""), ("prompts", "night-0"), ("none", "night-1")],
+        ),
+        (  # of others the prompts that both have
+            [{"means": scores(0)}, {"means": scores(0)[8:], "first": 8}],
+            [("first", ""), ("same", "night-0")],
+        ),
+        (  # a new score has nothing to be compared with
+            [{"means": scores(0)}, *({"means": np.hstack([scores(n), scores(n + 9)])} for n in (1, 2))],
+            [("first", ""), ("none", "night-0"), ("first", ""), ("none", "night-0"), ("none", "night-1")],
+        ),
+    ],
+    ids=["equal", "moved", "scorer", "prompts", "common prompts", "new"],
+)
+def test_change_and_reference_of_each_evaluation(nights: list[Given], found: list[tuple[str, str]]) -> None:
+    rows = compared_in_turn(*(night(**given, number=number) for number, given in enumerate(nights)))
+    assert [(row.change, row.reference) for row in rows] == found
+    for row in rows:
+        tested = row.change in ("none", "moved")
+        assert math.isnan(row.p_value) is math.isnan(row.band) is not tested
+        assert math.isnan(row.difference) is (row.change in ("first", "scorer", "prompts"))
+        if tested:
             assert (abs(row.difference) > row.band) == (row.p_value <= ALPHA) == (row.change == "moved")
-    assert (moved[TUNED].reference, moved[TUNED].difference < 0) == ("night-0", True)
-    stays = nights.next(Case(3, LOWER))
-    assert (stays[TUNED].change, stays[TUNED].reference) == ("none", "night-2")
-    other = TUNED._replace(policy="dance")
-    assert (stays[other].change, stays[other].reference) == ("none", "night-0")
-    back = nights.next(Case(4))[TUNED]
-    assert (back.change, back.reference, back.difference > 0) == ("moved", "night-2", True)
 
 
-def test_a_slow_drift_is_found(nights: Nights) -> None:
+def test_a_slow_drift_is_found() -> None:
     """Each step is within chance; the reference stays until the sum of the steps is not."""
-    found = [
-        nights.next(Case(step, {("chunk", "shapes-graded"): -0.03 * step}))[TUNED].change for step in range(7)
-    ]
-    assert found[:2] == ["first", "none"] and "moved" in found
+    found = compared_in_turn(*(night(scores(step, -0.03 * step), number=step) for step in range(7)))
+    assert [row.change for row in found][:2] == ["first", "none"] and "moved" in {row.change for row in found}
 
 
-def test_a_scorer_that_changed_is_not_compared(nights: Nights) -> None:
-    nights.next(Case(0))
-    changed = nights.next(Case(1, {("chunk", "shapes-graded"): -0.4}, {"shapes-graded": "v2"}))
-    row = changed[TUNED]
-    assert (row.change, row.reference) == ("scorer", "night-0")
-    assert math.isnan(row.difference) and math.isnan(row.p_value)
-    assert changed[TUNED._replace(scorer="shapes-exact")].change != "scorer"
-    after = nights.next(Case(2, {("chunk", "shapes-graded"): -0.4}, {"shapes-graded": "v2"}))[TUNED]
-    assert (after.change, after.reference) == ("none", "night-1")
-
-
-def test_other_prompts_are_not_compared(nights: Nights) -> None:
-    nights.next(Case(0))
-    for row in nights.next(Case(1, other_prompts=True)).values():
-        assert (row.change, row.reference) == ("prompts", "night-0")
-    assert nights.next(Case(2, other_prompts=True))[TUNED].reference == "night-1"
-
-
-def test_only_the_prompts_that_both_have_are_compared(nights: Nights) -> None:
-    nights.next(Case(0, per_category=10))
-    row = nights.next(Case(0, per_category=8))[TUNED]
-    assert (row.num_prompts, row.change, row.difference) == (48, "same", 0.0)
-
-
-def test_a_new_variant_has_nothing_to_be_compared_with(nights: Nights) -> None:
-    nights.next(Case(0, variants=("dance",)))
-    found = nights.next(Case(1))
-    assert found[TUNED].change == "first"
-    assert found[TUNED._replace(policy="dance")].change == "none"
-    assert nights.next(Case(2))[TUNED].reference == "night-1"
-
-
-def test_single_caption_gives_unknown_change(nights: Nights) -> None:
-    nights.next(Case(0))
-    row = nights.next(Case(1, {("chunk", "shapes-graded"): -0.4}))[TUNED._replace(split="wise")]
-    assert (row.num_prompts, row.num_captions, row.change) == (8, 1, "unknown")
-    assert row.difference < -0.2 and math.isnan(row.p_value)
-
-
-def test_an_evaluation_that_is_recorded_again_is_not_its_own_reference(
-    nights: Nights, tmp_path: Path
-) -> None:
-    nights.next(Case(0))
-    nights.next(Case(1))
-    again = measured_night(0, Case(2), tmp_path / "again")
-    later = [row for row in nights.rows if row.evaluation == "night-1"]
-    row = next(r for r in compare(again, later, nights.tables.__getitem__) if r.score == TUNED)
+def test_an_evaluation_that_is_recorded_again_is_not_its_own_reference() -> None:
+    nights = [night(scores(number), number=number) for number in (0, 1)]
+    later = compared_in_turn(*nights)[1:]
+    tables = {one.rows[0].evaluation: one.prompts for one in nights}
+    (row,) = compare(night(scores(2)), later, tables.__getitem__)
     assert (row.reference, row.change) == ("night-1", "none")

@@ -219,27 +219,6 @@ def test_missing_file_is_named(small: Run, path: str, capsys: pytest.CaptureFixt
     assert not (small.root / "report").exists()
 
 
-@pytest.mark.parametrize(
-    ("path", "column", "value", "told"),
-    [
-        ("scores/chunk/shapes-vivid.parquet", "train_seed", 1, "policy=chunk mode=tuned train_seed=1"),
-        ("scores/base/shapes-exact.parquet", "prompt_id", "eval-005", "prompt_id=eval-005 (split eval)"),
-        ("train/chunk/seed-*/metrics.parquet", "metric", "grad_norm", "no row with metric=grad_norm"),
-    ],
-    ids=["training seed", "unscored prompt of the base", "required metric"],
-)
-def test_missing_rows_are_named(
-    small: Run, path: str, column: str, value: str | int, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    schema = "train_metrics" if path.startswith("train/") else "scores"
-    for changed in small.root.glob(path):
-        table = read_table(changed, schema)
-        write_table(table.filter(pc.not_equal(table[column], value)), changed, schema)
-    assert run_stage(report.main, report.Arguments, small.options) == 3
-    message = capsys.readouterr().err
-    assert path.replace("*", "0") in message and told in message
-
-
 def test_report_omits_sections_missing_in_older_artifacts(files: dict[str, bytes]) -> None:
     html = files["index.html"].decode()  # these metrics are what the first version wrote
     assert "How they trained" in html

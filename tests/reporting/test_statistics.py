@@ -73,9 +73,12 @@ def test_captions_of_unequal_number_by_hand() -> None:
     assert found.degrees_of_freedom == pytest.approx(1.0)
 
 
-def test_one_caption_in_a_stratum_gives_no_interval() -> None:
-    found = crossed_interval(np.array([[1.0, 2.0, 3.0, 4.0]]), list("ssrr"), list("aabc"))
-    assert found.verdict == "unknown"
+@pytest.mark.parametrize("captions", [None, list("aabcc")], ids=["one prompt", "one caption"])
+def test_a_stratum_of_one_gives_no_interval(captions: list[str] | None) -> None:
+    strata = list("rrsss") if captions else list("ssssr")
+    found = crossed_interval(np.array([[1.0, 2.0, 3.0, 4.0, 6.0]]), strata, captions)
+    assert found.mean == pytest.approx((1.5 + 13 / 3) / 2 if captions else (2.5 + 6) / 2)
+    assert math.isnan(found.low) and found.verdict == "unknown"
 
 
 def test_strata_have_equal_weight() -> None:
@@ -115,13 +118,6 @@ def test_holm_by_hand() -> None:
     found = holm([math.nan, 0.01])
     assert math.isnan(found[0]) and found[1] == pytest.approx(0.02)
     assert holm([]) == []
-
-
-def test_one_prompt_in_a_stratum_gives_no_interval() -> None:
-    found = crossed_interval(np.array([[1.0, 2.0, 3.0]]), ["a", "a", "b"])
-    assert found.mean == pytest.approx(2.25)
-    assert math.isnan(found.low)
-    assert found.verdict == "unknown"
 
 
 @pytest.mark.parametrize(
