@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from chunk_grpo.errors import ConfigError, DataError, TransientError
-from chunk_grpo.scorers.judging import client
 from tests.scorers.judge_cases import GOOD, batch_of, id_of, wise
 from tests.scorers.judge_server import Reply, Request, by_image, completion
 
@@ -241,10 +240,3 @@ class TestCheck:
         with pytest.raises(DataError, match=r"scorers\.wise\.instructions: nowhere\.py"):
             make_wise(instructions="nowhere.py").check()
         assert not judge_server.model_requests
-
-    def test_a_missing_package_names_the_extra(self, make_wise, monkeypatch):
-        monkeypatch.setattr(client, "find_spec", lambda name: None)
-        scorer = make_wise()
-        for act in (scorer.check, lambda: scorer.score(batch_of(1))):
-            with pytest.raises(ConfigError, match=r"needs openai, .* pip install -e .*\[scoring\]"):
-                act()
