@@ -17,6 +17,7 @@ from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.executors.messages import encode_batch
 from chunk_grpo.scorers.running.external import External
 from chunk_grpo.scorers.running.fingerprint import scoring_settings
+from chunk_grpo.scorers.workers.worker_protocol.requests import RequestHandler
 from tests.scorers.odd_scorers import KEY, batch, settings
 from tests.scorers.servers import client, server_in_thread
 
@@ -173,12 +174,11 @@ class TestRequests:
             assert connection.recv(1000).startswith(b"HTTP/1.1 413")
 
     def test_incomplete_request_leaves_the_queue(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(RequestHandler, "timeout", 1.0)
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
             wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == 1)
-            monkeypatch.setattr("chunk_grpo.scorers.workers.worker_protocol.requests._SILENT_SECONDS", 0.2)
-            connection.sendall(b" ")  # the next wait has the new limit
             assert b"408" in connection.recv(1000)
         assert httpx.get(f"{url}/health").json()["queue"] == 0
 
@@ -192,7 +192,7 @@ class TestRequests:
             assert client(url).score(batch()).values.tolist() == expected(batch())
 
     def test_unfinished_head_closes_connection(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("chunk_grpo.scorers.workers.worker_protocol.requests._HEADER_SECONDS", 0.3)
+        monkeypatch.setattr(RequestHandler, "timeout", 0.3)
         host, port = url.removeprefix("http://").split(":")
         whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
         for first, sent in (
