@@ -281,20 +281,3 @@ def test_mix_adds_in_the_order_of_the_weights_from_zero() -> None:
     assert weighted_sum(details, {"c": 1.0, "b": 1.0, "a": 1.0}).tolist() == [0.6]
     assert weighted_sum({"a": VALUES, "b": np.array([4.0, 8.0])}, {"b": 0.5, "a": 2.0}).tolist() == [2.5, 5.5]
     assert details["a"].tolist() == [0.1]
-
-
-def test_mix_names_a_scorer_that_is_missing() -> None:
-    with pytest.raises(DataError, match=r"^reward: no values of scorer 'b'; there are a, c$"):
-        weighted_sum({"a": VALUES, "c": VALUES}, {"a": 1.0, "b": 1.0})
-    with pytest.raises(DataError, match=r"there are none$"):
-        weighted_sum({}, {"b": 1.0})
-
-
-def test_mix_does_not_spread_one_value_over_all_images() -> None:
-    with pytest.raises(DataError, match=r"scorer 'b' has values \(1,\), needs \(2,\)"):
-        weighted_sum({"a": VALUES, "b": np.array([1.0])}, {"a": 1.0, "b": 1.0})
-
-
-def test_mix_needs_a_weight() -> None:
-    with pytest.raises(ValueError, match="weights: at least one scorer is needed"):
-        weighted_sum({"a": VALUES}, {})

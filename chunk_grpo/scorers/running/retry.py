@@ -181,12 +181,8 @@ class Limited:
             scorer: Scorer in this process.
             seconds: Time limit of a `score` call, including loading the model.
         """
-        self.scorer, self.settings, self.name, self.version = (
-            scorer,
-            scorer.settings,
-            scorer.name,
-            scorer.version,
-        )
+        self.scorer, self.settings = scorer, scorer.settings
+        self.name, self.version = scorer.name, scorer.version
         self.needs, self.groupwise = scorer.needs, scorer.groupwise
         self._key, self._seconds = key, seconds
         self._thread: Background | None = None
