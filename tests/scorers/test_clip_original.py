@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from chunk_grpo.config.scorers import ClipScorer
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.clip import ClipScore
+from chunk_grpo.scorers.hpsv2_model import name_in_file
 from tests.scorers.checkpoints_clip import MEAN, STD, Sizes, make_clip
 from tests.scorers.originals.environments import python_with, run_original
 from tests.scorers.samples import PROMPTS, noise, weights
@@ -28,45 +29,17 @@ SIZE = 56
 CLEANED = ["a “quoted” cat", "salt &amp; pepper", "cafÃ©"]
 """open_clip straightens quotes, resolves HTML's names and mends wrongly decoded text (ftfy); transformers does not."""
 
-LAYER = {
-    "layer_norm1": "ln_1",
-    "self_attn.out_proj": "attn.out_proj",
-    "layer_norm2": "ln_2",
-    "mlp.fc1": "mlp.c_fc",
-    "mlp.fc2": "mlp.c_proj",
-}
-REST = {
-    "vision_model.embeddings.class_embedding": "visual.class_embedding",
-    "vision_model.embeddings.position_embedding.weight": "visual.positional_embedding",
-    "vision_model.embeddings.patch_embedding.weight": "visual.conv1.weight",
-    "vision_model.pre_layrnorm": "visual.ln_pre",
-    "vision_model.post_layernorm": "visual.ln_post",
-    "text_model.embeddings.token_embedding.weight": "token_embedding.weight",
-    "text_model.embeddings.position_embedding.weight": "positional_embedding",
-    "text_model.final_layer_norm": "ln_final",
-    "logit_scale": "logit_scale",
-}
-
 
 def as_open_clip(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights of a CLIPModel of transformers under open_clip's names."""
-    found: dict[str, torch.Tensor] = {
-        "visual.proj": tensors["visual_projection.weight"].T.contiguous(),
-        "text_projection": tensors["text_projection.weight"].T.contiguous(),
+    """The weights of a CLIPModel of transformers under open_clip's names, which takes no others."""
+    found = {
+        name_in_file(name): tensor for name, tensor in tensors.items() if not name.endswith("position_ids")
     }
-    for mine, theirs in REST.items():
-        for end in ("", ".weight", ".bias"):
-            if mine + end in tensors:
-                found[theirs + end] = tensors[mine + end]
-    for tower, prefix in (("vision_model", "visual."), ("text_model", "")):
-        for layer in range(2):
-            mine, theirs = f"{tower}.encoder.layers.{layer}.", f"{prefix}transformer.resblocks.{layer}."
-            for end in ("weight", "bias"):
-                parts = [tensors[f"{mine}self_attn.{part}_proj.{end}"] for part in "qkv"]
-                found[f"{theirs}attn.in_proj_{end}"] = torch.cat(parts)
-                for name, other in LAYER.items():
-                    found[f"{theirs}{other}.{end}"] = tensors[f"{mine}{name}.{end}"]
-    return found
+    for name in tensors:
+        if ".q_proj." in name:
+            parts = [tensors[name.replace(".q_proj.", f".{part}_proj.")] for part in "qkv"]
+            found[name_in_file(name)] = torch.cat(parts)
+    return found | {name: found[name].T.contiguous() for name in ("visual.proj", "text_projection")}
 
 
 @pytest.fixture(scope="module")
