@@ -219,7 +219,10 @@ def test_there_is_a_warning_at_the_first_failure_and_about_every_minute(
 
 @pytest.mark.parametrize(
     "error",
-    [DataError("no such prompt"), ConfigError("no such key"), *LASTING, KeyboardInterrupt()],
+    [
+        *(DataError("no such prompt"), ConfigError("no such key"), TimeLimitError("still runs")),
+        *(*LASTING, KeyboardInterrupt()),
+    ],
     ids=named,
 )
 def test_permanent_error_is_not_retried(error: BaseException) -> None:
@@ -236,13 +239,6 @@ def test_remote_errors_are_classified_like_local_ones(error: Exception) -> None:
     told = read_message(write_message(error_message(error)))
     with pytest.raises(TransientError if error in PASSING else WorkerError, match=type(error).__name__):
         raise_remote_error(told, "scorer odd: its worker process")
-
-
-def test_a_scorer_that_took_too_long_is_not_asked_again_while_it_runs() -> None:
-    scorer = Flaky([TimeLimitError("still runs")])
-    with pytest.raises(TimeLimitError):
-        scored(scorer)
-    assert scorer.calls == 1
 
 
 @pytest.mark.parametrize("seconds", [-1.0, np.nan, np.inf])

@@ -171,18 +171,14 @@ class TestScores:
 class TestRequests:
     @pytest.mark.parametrize("image", ["before", "after"])
     @pytest.mark.parametrize("system", [None, "Be fair."])
-    def test_what_is_sent(self, judge_server, make, image, system):
+    def test_order_of_the_parts(self, judge_server, make, image, system):
         judge_server.answer = lambda request: Reply("Stars: 3")
-        batch = batch_of(1)
-        make(image=image, system=system, request={"max_tokens": 9}).score(batch)
+        make(image=image, system=system).score(batch_of(1))
         (request,) = judge_server.requests
         messages = request.body["messages"]
         assert [message["role"] for message in messages] == ["system"] * (system is not None) + ["user"]
         order = ["image_url", "text"] if image == "before" else ["text", "image_url"]
         assert [part["type"] for part in messages[-1]["content"]] == order
-        assert request.text == 'How many stars has "prompt 0"?'
-        np.testing.assert_array_equal(request.image, batch.images[0])
-        assert (request.body["max_tokens"], request.body["temperature"]) == (9, 0.0)
 
     def test_metadata_is_filled_in(self, judge_server, make):
         judge_server.answer = lambda request: Reply("Stars: 3")
