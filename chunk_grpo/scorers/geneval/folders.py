@@ -12,11 +12,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, Json, ValidationError
 
 from chunk_grpo.errors import DataError
+from chunk_grpo.scorers.geneval.records import TAGS
 
 
 class OriginalResult(BaseModel, frozen=True, strict=True):
@@ -24,8 +25,8 @@ class OriginalResult(BaseModel, frozen=True, strict=True):
 
     filename: Annotated[str, Field(pattern=r"(^|/)\d+/samples/\d+\.png$")]
     """Path of the image, which ends like 00000/samples/0000.png."""
-    tag: str
-    """Task of the prompt."""
+    tag: Literal[TAGS]  # type: ignore[valid-type]
+    """Task of the prompt, from TAGS."""
     prompt: str
     """Text of the prompt."""
     correct: bool
@@ -61,11 +62,9 @@ def write_prompt_folder(
         Folder of the prompt.
 
     Raises:
-        ValueError: The number is too large or negative, or the record has no tag or prompt.
+        ValueError: The record has no tag or prompt.
         DataError: The folder exists already: images of another run would be mixed with these.
     """
-    if not 0 <= number < 100_000:
-        raise ValueError(f"number: must be from 0 to 99999, got {number}")
     if missing := {"tag", "prompt"} - set(record):
         raise ValueError(f"record: the original evaluator needs {', '.join(sorted(missing))}")
     folder = root / f"{number:05}"

@@ -100,10 +100,7 @@ def score_with_retries(
 
     Raises:
         TransientError: The scorer was away for longer. The process ends with exit code 75; the command can be rerun.
-        ValueError: `away_seconds` is out of range.
     """
-    if not (math.isfinite(away_seconds) and away_seconds >= 0):
-        raise ValueError(f"away_seconds: must be finite and at least 0, got {away_seconds}")
     began, told, pause = None, -math.inf, _FIRST_WAIT
     for attempt in count(1):
         try:
