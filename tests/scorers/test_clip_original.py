@@ -15,13 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from chunk_grpo.config.scorers import ClipScorer
 from chunk_grpo.scorers.base import ScoreBatch
-from chunk_grpo.scorers.clip import ClipScore
 from chunk_grpo.scorers.hpsv2_model import name_in_file
 from tests.scorers.checkpoints_clip import MEAN, STD, Sizes, make_clip
 from tests.scorers.originals.environments import python_with, run_original
-from tests.scorers.samples import PROMPTS, noise, weights
+from tests.scorers.samples import PROMPTS, noise
+from tests.scorers.test_clip import clip
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -95,13 +94,6 @@ def original(
     return dict(np.load(folder / "scored.npz"))
 
 
-def scorer(folder: Path, resize: str) -> ClipScore:
-    model = weights(folder / "checkpoint")
-    settings: dict[str, Any] = {"model": model, "processor": None, "resize": resize, "dtype": "float32"}
-    settings |= {"kind": "clip", "splits": ("eval",), "batch_size": 4, "scale": "cosine"}
-    return ClipScore("likeness", ClipScorer(**settings), "cpu")
-
-
 def batch(prompts: list[str], height: int, width: int) -> ScoreBatch:
     return noise(prompts, height, width, seed=3)
 
@@ -110,7 +102,7 @@ def batch(prompts: list[str], height: int, width: int) -> ScoreBatch:
 def test_tokens_pixels_and_cosines_are_open_clips(python, folder, mode):
     given = batch(PROMPTS, 90, 130)
     theirs = original(python, folder, given, mode)
-    mine = scorer(folder, "squash" if mode == "squash" else "processor")
+    mine = clip(folder / "checkpoint", resize="squash" if mode == "squash" else "processor")
     values = mine.score(given).values
     assert np.ptp(theirs["cosines"]) > 0.1
     _, processor = mine.models
@@ -125,7 +117,7 @@ def test_tokens_pixels_and_cosines_are_open_clips(python, folder, mode):
 def test_open_clip_cleans_texts_with_ftfy_and_ours_does_not(python, folder):
     """A difference that is kept: it takes another package (ftfy) and touches prompts with such signs alone."""
     given = batch(CLEANED, SIZE, SIZE)
-    theirs, mine = original(python, folder, given, "squash"), scorer(folder, "squash")
+    theirs, mine = original(python, folder, given, "squash"), clip(folder / "checkpoint", resize="squash")
     assert np.abs(mine.score(given).values - theirs["cosines"]).min() > 1e-3
     mended = ['a "quoted" cat', "salt & pepper", "café"]
     values = mine.score(ScoreBatch(given.images, mended, given.metadata, given.groups)).values
@@ -135,7 +127,7 @@ def test_open_clip_cleans_texts_with_ftfy_and_ours_does_not(python, folder):
 def test_centre_crop_rounding_differs_by_one_pixel(python, folder):
     """A difference that is kept, of PickScore's own processor too: 59 - 56 = 3, whose half torchvision rounds to 2."""
     given = batch(PROMPTS, SIZE, SIZE + 3)
-    theirs, mine = original(python, folder, given, "shortest"), scorer(folder, "processor")
+    theirs, mine = original(python, folder, given, "shortest"), clip(folder / "checkpoint")
     mine.score(given)
     _, processor = mine.models
     pixels = processor.pixels(given.images).numpy()

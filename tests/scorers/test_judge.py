@@ -3,13 +3,13 @@
 import json
 import logging
 import re
-import socket
 import traceback
 
 import numpy as np
 import pytest
 
 from chunk_grpo.errors import ConfigError, DataError, TransientError
+from tests.s3_server import free_port
 from tests.scorers.judge_cases import GOOD, batch_of, id_of, wise
 from tests.scorers.judge_server import Reply, Request, by_image, completion
 
@@ -53,9 +53,7 @@ class TestFailures:
         assert len(judge_server.requests) == 2
 
     def test_unreachable_server_ends_scoring(self, tmp_path):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+        url = f"http://127.0.0.1:{free_port()}/v1"
         with pytest.raises(TransientError, match=f"{url} .*Connection error.*Check that the server runs"):
             wise(url, tmp_path, attempts=1).score(batch_of(1))
 
