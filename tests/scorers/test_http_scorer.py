@@ -19,13 +19,8 @@ from chunk_grpo.scorers.running.external import External
 from chunk_grpo.scorers.workers.worker_protocol.messages import ready_message
 from tests.params_edits import problems, put
 from tests.scorers.odd_scorers import KEY, batch, settings
-from tests.scorers.servers import ServerProcess, client, server_in_thread, write_params
+from tests.scorers.servers import ServerProcess, client, server_in_thread
 from tests.scorers.test_server import Gated
-
-
-@pytest.fixture(scope="module")
-def params(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_params(tmp_path_factory.mktemp("server") / "params.yaml", KEY, settings())
 
 
 def test_unreachable_server_error_names_start_command(params: Path) -> None:

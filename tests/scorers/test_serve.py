@@ -15,13 +15,10 @@ import pytest
 from chunk_grpo.__main__ import call
 from chunk_grpo.errors import DataError, TransientError
 from chunk_grpo.scorers.running.external import External
-from tests.scorers.odd_scorers import KEY, batch, settings
-from tests.scorers.servers import ServerProcess, client, write_params
-from tests.scorers.test_server import expected
+from tests.scorers.odd_scorers import KEY, batch
+from tests.scorers.servers import ServerProcess, client
+from tests.scorers.test_server import TOKEN, VARIABLE, expected
 from tests.waiting import wait_for
-
-TOKEN = "an-open-secret-4711"
-VARIABLE = "SCORING_TOKEN"
 
 
 @pytest.fixture
@@ -31,11 +28,6 @@ def start(params: Path) -> Iterator[Callable[..., ServerProcess]]:
         yield lambda *options, **variables: stack.enter_context(
             ServerProcess(params, KEY, *options, **variables)
         )
-
-
-@pytest.fixture(scope="module")
-def params(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_params(tmp_path_factory.mktemp("server") / "params.yaml", KEY, settings())
 
 
 class TestOptions:
