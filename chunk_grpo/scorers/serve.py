@@ -62,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(scorer: Scorer, address: tuple[str, int], limits: Limits) -> None:
     """Serve a scorer until SIGTERM or SIGINT. Must be called in the main thread.
 
-    A second signal ends the process with exit code 1 although a batch is being scored, and a call that exceeds its time
-    limit ends it with exit code 75.
+    A second signal ends the process with exit code 1 although a batch is being scored, as soon as Python can handle it;
+    a call that exceeds its time limit ends it with exit code 75.
 
     Args:
         scorer: Scorer to serve.
