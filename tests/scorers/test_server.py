@@ -186,6 +186,7 @@ class TestRequests:
             assert client(url).score(batch()).values.tolist() == expected(batch())
 
     def test_unfinished_head_closes_connection(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert RequestHandler.timeout == 30.0
         monkeypatch.setattr(RequestHandler, "timeout", 0.3)
         host, port = url.removeprefix("http://").split(":")
         whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
