@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from chunk_grpo.artifacts import join, output_dir, write_json
 from chunk_grpo.config import Params
@@ -45,9 +45,10 @@ def main(params: Params, arguments: Arguments) -> None:
     used = sorted([*params.rewards, *params.train.heldout.scorers])
     with output_dir(arguments.out) as draft:
         for key, spec in specs.items():
-            write_json(spec.to_json(), join(str(draft), f"{key}.json"))
-    training = [replace(specs[key], splits=IN_TRAINING, refusals=0.0) for key in used]
-    write_json({spec.key: spec.to_json() for spec in training}, arguments.training)
+            write_json(spec.model_dump(mode="json"), join(str(draft), f"{key}.json"))
+    in_training = {"splits": IN_TRAINING, "refusals": 0.0}
+    training = {key: specs[key].model_copy(update=in_training).model_dump(mode="json") for key in used}
+    write_json(training, arguments.training)
 
 
 if __name__ == "__main__":

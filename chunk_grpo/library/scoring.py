@@ -207,7 +207,7 @@ def kept_scores(
     spec: ScorerSpec, settings: ScorerSettings, tables: Sequence[str], prompts: str, out: str
 ) -> Kept:
     """Store for this computation: one per scorer, code, images, prompts and batch size."""
-    about = [spec.key, spec.hash, spec.splits, settings.images_at_once]
+    about = [spec.key, spec.spec_hash, spec.splits, settings.images_at_once]
     digest = hashlib.sha256(json.dumps(about).encode())
     add_code(digest)
     add_files(digest, (*tables, prompts))

@@ -60,14 +60,6 @@ class Scores:
     refused: Mapping[int, str] = field(default_factory=dict)
     """Row of each refused image to the reason."""
 
-    def rows(self, first: int, last: int) -> Scores:
-        """Scores of rows `first` to `last` - 1."""
-        return Scores(
-            self.values[first:last],
-            {name: values[first:last] for name, values in self.details.items()},
-            {row - first: reason for row, reason in self.refused.items() if first <= row < last},
-        )
-
 
 class Scorer(Protocol):
     """A reward or benchmark that scores images.

@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Sequence
 
 from chunk_grpo.config import load_params
@@ -63,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(scorer: Scorer, address: tuple[str, int], limits: Limits) -> None:
     """Serve a scorer until SIGTERM or SIGINT. Must be called in the main thread.
 
-    A second signal ends the process with exit code 1 although a batch is being scored, and a call that exceeds its time
-    limit ends it with exit code 75.
+    A second signal ends the process with exit code 1 although a batch is being scored, as soon as Python can handle it;
+    a call that exceeds its time limit ends it with exit code 75.
 
     Args:
         scorer: Scorer to serve.
@@ -84,26 +83,15 @@ def serve(scorer: Scorer, address: tuple[str, int], limits: Limits) -> None:
 
 
 def _leave_at_a_signal(server: ScoringServer) -> None:
-    """Handle signals in a thread: the main thread may be in a call of the scorer that does not let it."""
-    told, telling = socket.socketpair()
-    telling.setblocking(False)
+    """Leave at the first signal; end the process at the second, since a batch may be hanging."""
 
-    ends = (signal.SIGTERM, signal.SIGINT)
-
-    def wait_for_an_end() -> None:
-        while told.recv(1)[0] not in ends:
-            pass
-
-    def watch() -> None:
-        wait_for_an_end()
+    def at_signal(*_: object) -> None:
+        if server.is_leaving:
+            os._exit(1)
         server.leave()
-        wait_for_an_end()
-        os._exit(1)
 
-    for number in ends:
-        signal.signal(number, lambda *_: None)
-    signal.set_wakeup_fd(telling.detach())
-    threading.Thread(target=watch, daemon=True).start()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, at_signal)
 
 
 def _listen(host: str, port: int) -> socket.socket:

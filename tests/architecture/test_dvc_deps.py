@@ -93,12 +93,15 @@ def test_a_record_has_the_code_that_the_stage_imports(module: str) -> None:
 def test_by_name_holds_every_import_of_this_project_by_a_name() -> None:
     """Others import the user's code and optional packages, and the functions and commands for users."""
     importing = {
-        name for name in python_files("chunk_grpo") if "import_module(" in (ROOT / name).read_text("utf-8")
+        name
+        for name in python_files("chunk_grpo")
+        if re.search(r"\b(import_module|resolve_name)\(", (ROOT / name).read_text("utf-8"))
     }
     assert importing - {file_of(name) for name in BY_NAME} == {
         "chunk_grpo/__init__.py",
         "chunk_grpo/__main__.py",  # the console command
         "chunk_grpo/scorers/running/external.py",
+        "chunk_grpo/scorers/running/placing.py",  # executors, which change no score
         "chunk_grpo/scorers/running/registry.py",  # check_scorers
         "chunk_grpo/training/sinks.py",
         "chunk_grpo/training/trackers.py",

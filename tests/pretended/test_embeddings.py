@@ -25,6 +25,7 @@ from tests.training.worker import Job, loaded
 pytestmark = pytest.mark.usefixtures("waits")
 
 BATCH, MICRO, GROUP = 4, 2, 8
+STEPS: dict[str, Any] = {"objective": "step", "plan": "step"}
 TRAIN: dict[str, Any] = {
     "iterations": 1,
     "group_size": GROUP,
@@ -66,48 +67,28 @@ class Files:
         return {name: tensor[list(rows)] for name, tensor in self._tensors.items()}
 
 
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {
+    "plain": (CHUNK_WS, {}, 1.0),
+    "guided": (CHUNK_WS, {}, 2.0),
+    "one start": (
+        CHUNK_WS,
+        {"same_noise_in_group": True, "kl_coef": 0.1, "old_log_probs": "training"},
+        1.0,
+    ),
+    "checkpointing": (CHUNK_WS, {"gradient_checkpointing": True, "kl_coef": 0.1}, 1.0),
+    "branches": (STEPS | {"branching": {"points": 2, "children": 2}, "fraction": 1.0}, {}, 1.0),
+    "matching": (STEPS | {"likelihood": "matching"}, {"kl_coef": 0.1}, 1.0),
+}
+"""Settings of the variant and of training, and the strength of guidance."""
+
+
 @pytest.mark.parametrize(
-    ("variant", "changes", "cfg_scale"),
-    [
-        pytest.param(CHUNK_WS, {}, 1.0, id="plain", marks=pytest.mark.slow),
-        pytest.param(CHUNK_WS, {}, 2.0, id="guided"),
-        pytest.param(
-            CHUNK_WS,
-            {"same_noise_in_group": True, "kl_coef": 0.1, "old_log_probs": "training"},
-            1.0,
-            id="one start",
-        ),
-        pytest.param(
-            CHUNK_WS,
-            {"gradient_checkpointing": True, "kl_coef": 0.1},
-            1.0,
-            id="checkpointing",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"objective": "step", "plan": "step", "branching": {"points": 2, "children": 2}, "fraction": 1.0},
-            {},
-            1.0,
-            id="branches",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"objective": "step", "plan": "step", "likelihood": "matching"},
-            {"kl_coef": 0.1},
-            1.0,
-            id="matching",
-            marks=pytest.mark.slow,
-        ),
-    ],
+    "case", [c if c in ("guided", "one start") else pytest.param(c, marks=pytest.mark.slow) for c in CASES]
 )
 def test_embedding_count_matches_plan(
-    variant: dict[str, Any],
-    changes: dict[str, Any],
-    cfg_scale: float,
-    prompts: PromptSet,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    case: str, prompts: PromptSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    variant, changes, cfg_scale = CASES[case]
     held, make = Held(), Conditioning.__init__
     update = Update.accumulate_gradient
 

@@ -10,6 +10,8 @@ from chunk_grpo.scorers.running.configured import SharedModels
 from chunk_grpo.scorers.wise.scorer import Wise
 from tests.scorers.judge_cases import wise
 from tests.scorers.judge_server import JudgeServer
+from tests.scorers.odd_scorers import KEY, settings
+from tests.scorers.servers import write_params
 
 
 @pytest.fixture
@@ -35,6 +37,12 @@ def make_wise(judge_server: JudgeServer, tmp_path: Path) -> Callable[..., Wise]:
         return wise(judge_server.url, tmp_path / "answers", **changes)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def params(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A params.yaml with the scorer `odd`."""
+    return write_params(tmp_path_factory.mktemp("server") / "params.yaml", KEY, settings())
 
 
 @pytest.fixture

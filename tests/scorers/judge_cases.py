@@ -54,11 +54,11 @@ def questions(url: str, folder: Path, **changes: Any) -> Questions:
     return Questions("dpg", QuestionsScorer.model_validate({**options, **changes}))
 
 
-def batch_of(size: int, first: int = 1) -> ScoreBatch:
-    """Images of noise with the ids first, first + 1, ..."""
+def batch_of(size: int, first: int = 1, record: dict[str, Any] | None = None) -> ScoreBatch:
+    """Images of noise with the ids first, first + 1, ..., and metadata for WISE, or all with the same."""
     images = np.random.default_rng(first).integers(0, 256, (size, 6, 5, 3), dtype=np.uint8)
     ids = range(first, first + size)
-    records = [{"wise_id": i, "explanation": f"meaning {i}"} for i in ids]
+    records = [{"wise_id": i, "explanation": f"meaning {i}"} if record is None else record for i in ids]
     return ScoreBatch(images, [f"prompt {i}" for i in ids], records, [0] * size)
 
 

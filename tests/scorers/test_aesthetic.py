@@ -77,14 +77,6 @@ def test_score_does_not_depend_on_prompt(folder: Path) -> None:
     )
 
 
-def test_encoder_width_must_match_head(folder: Path, tmp_path: Path) -> None:
-    make_aesthetic(tmp_path, width=32)
-    with pytest.raises(
-        DataError, match=r"^scorers\.beauty\.model: .*layers\.0\.weight is \[1024, 32\] in place of"
-    ):
-        aesthetic(folder, model=weights(tmp_path)).score(batch())
-
-
 @pytest.mark.parametrize("content", [torch.zeros(3), [1, 2]])
 def test_a_file_of_another_kind_is_refused(folder: Path, tmp_path: Path, content: object) -> None:
     torch.save(content, tmp_path / MODEL_FILES[0])

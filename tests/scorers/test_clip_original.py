@@ -15,12 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from chunk_grpo.config.scorers import ClipScorer
 from chunk_grpo.scorers.base import ScoreBatch
-from chunk_grpo.scorers.clip import ClipScore
+from chunk_grpo.scorers.hpsv2_model import name_in_file
 from tests.scorers.checkpoints_clip import MEAN, STD, Sizes, make_clip
 from tests.scorers.originals.environments import python_with, run_original
-from tests.scorers.samples import PROMPTS, noise, weights
+from tests.scorers.samples import PROMPTS, noise
+from tests.scorers.test_clip import clip
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -28,45 +28,17 @@ SIZE = 56
 CLEANED = ["a “quoted” cat", "salt &amp; pepper", "cafÃ©"]
 """open_clip straightens quotes, resolves HTML's names and mends wrongly decoded text (ftfy); transformers does not."""
 
-LAYER = {
-    "layer_norm1": "ln_1",
-    "self_attn.out_proj": "attn.out_proj",
-    "layer_norm2": "ln_2",
-    "mlp.fc1": "mlp.c_fc",
-    "mlp.fc2": "mlp.c_proj",
-}
-REST = {
-    "vision_model.embeddings.class_embedding": "visual.class_embedding",
-    "vision_model.embeddings.position_embedding.weight": "visual.positional_embedding",
-    "vision_model.embeddings.patch_embedding.weight": "visual.conv1.weight",
-    "vision_model.pre_layrnorm": "visual.ln_pre",
-    "vision_model.post_layernorm": "visual.ln_post",
-    "text_model.embeddings.token_embedding.weight": "token_embedding.weight",
-    "text_model.embeddings.position_embedding.weight": "positional_embedding",
-    "text_model.final_layer_norm": "ln_final",
-    "logit_scale": "logit_scale",
-}
-
 
 def as_open_clip(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights of a CLIPModel of transformers under open_clip's names."""
-    found: dict[str, torch.Tensor] = {
-        "visual.proj": tensors["visual_projection.weight"].T.contiguous(),
-        "text_projection": tensors["text_projection.weight"].T.contiguous(),
+    """The weights of a CLIPModel of transformers under open_clip's names, which takes no others."""
+    found = {
+        name_in_file(name): tensor for name, tensor in tensors.items() if not name.endswith("position_ids")
     }
-    for mine, theirs in REST.items():
-        for end in ("", ".weight", ".bias"):
-            if mine + end in tensors:
-                found[theirs + end] = tensors[mine + end]
-    for tower, prefix in (("vision_model", "visual."), ("text_model", "")):
-        for layer in range(2):
-            mine, theirs = f"{tower}.encoder.layers.{layer}.", f"{prefix}transformer.resblocks.{layer}."
-            for end in ("weight", "bias"):
-                parts = [tensors[f"{mine}self_attn.{part}_proj.{end}"] for part in "qkv"]
-                found[f"{theirs}attn.in_proj_{end}"] = torch.cat(parts)
-                for name, other in LAYER.items():
-                    found[f"{theirs}{other}.{end}"] = tensors[f"{mine}{name}.{end}"]
-    return found
+    for name in tensors:
+        if ".q_proj." in name:
+            parts = [tensors[name.replace(".q_proj.", f".{part}_proj.")] for part in "qkv"]
+            found[name_in_file(name)] = torch.cat(parts)
+    return found | {name: found[name].T.contiguous() for name in ("visual.proj", "text_projection")}
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +94,6 @@ def original(
     return dict(np.load(folder / "scored.npz"))
 
 
-def scorer(folder: Path, resize: str) -> ClipScore:
-    model = weights(folder / "checkpoint")
-    settings: dict[str, Any] = {"model": model, "processor": None, "resize": resize, "dtype": "float32"}
-    settings |= {"kind": "clip", "splits": ("eval",), "batch_size": 4, "scale": "cosine"}
-    return ClipScore("likeness", ClipScorer(**settings), "cpu")
-
-
 def batch(prompts: list[str], height: int, width: int) -> ScoreBatch:
     return noise(prompts, height, width, seed=3)
 
@@ -137,7 +102,7 @@ def batch(prompts: list[str], height: int, width: int) -> ScoreBatch:
 def test_tokens_pixels_and_cosines_are_open_clips(python, folder, mode):
     given = batch(PROMPTS, 90, 130)
     theirs = original(python, folder, given, mode)
-    mine = scorer(folder, "squash" if mode == "squash" else "processor")
+    mine = clip(folder / "checkpoint", resize="squash" if mode == "squash" else "processor")
     values = mine.score(given).values
     assert np.ptp(theirs["cosines"]) > 0.1
     _, processor = mine.models
@@ -152,7 +117,7 @@ def test_tokens_pixels_and_cosines_are_open_clips(python, folder, mode):
 def test_open_clip_cleans_texts_with_ftfy_and_ours_does_not(python, folder):
     """A difference that is kept: it takes another package (ftfy) and touches prompts with such signs alone."""
     given = batch(CLEANED, SIZE, SIZE)
-    theirs, mine = original(python, folder, given, "squash"), scorer(folder, "squash")
+    theirs, mine = original(python, folder, given, "squash"), clip(folder / "checkpoint", resize="squash")
     assert np.abs(mine.score(given).values - theirs["cosines"]).min() > 1e-3
     mended = ['a "quoted" cat', "salt & pepper", "café"]
     values = mine.score(ScoreBatch(given.images, mended, given.metadata, given.groups)).values
@@ -162,7 +127,7 @@ def test_open_clip_cleans_texts_with_ftfy_and_ours_does_not(python, folder):
 def test_centre_crop_rounding_differs_by_one_pixel(python, folder):
     """A difference that is kept, of PickScore's own processor too: 59 - 56 = 3, whose half torchvision rounds to 2."""
     given = batch(PROMPTS, SIZE, SIZE + 3)
-    theirs, mine = original(python, folder, given, "shortest"), scorer(folder, "processor")
+    theirs, mine = original(python, folder, given, "shortest"), clip(folder / "checkpoint")
     mine.score(given)
     _, processor = mine.models
     pixels = processor.pixels(given.images).numpy()

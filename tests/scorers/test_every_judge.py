@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chunk_grpo.errors import DataError, TransientError
+from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.judging.asking import JudgeScorer
 from chunk_grpo.scorers.wise.instructions import OWN
-from tests.scorers.judge_cases import GOOD, STARS, questions, vlm_judge, wise
+from tests.scorers.judge_cases import GOOD, STARS, batch_of, questions, vlm_judge, wise
 from tests.scorers.judge_server import JudgeServer, Reply
 
 
@@ -33,7 +33,7 @@ class Case:
     record: dict[str, object]
     """Metadata of a prompt that it can judge."""
     text: str
-    """Its question about the prompt `prompt 0` with this record."""
+    """Its question about the prompt `prompt 1` with this record."""
     good: str
     value: float
     """Value of the good answer."""
@@ -57,15 +57,15 @@ WISE_FAULTS: list[tuple[dict[str, object], str]] = [
 ]
 CASES = {
     "wise legacy": Case(
-        wise, "wise/legacy/tiny-judge", WISE, OWN["legacy"].fill("prompt 0", "meaning 7"), GOOD, 0.8,
+        wise, "wise/legacy/tiny-judge", WISE, OWN["legacy"].fill("prompt 1", "meaning 7"), GOOD, 0.8,
         others=[{"protocol": "verified"}], faults=WISE_FAULTS,
     ),
     "wise verified": Case(
-        wise, "wise/verified/tiny-judge", WISE, OWN["verified"].fill("prompt 0", "meaning 7"), "Score: 1", 1.0,
+        wise, "wise/verified/tiny-judge", WISE, OWN["verified"].fill("prompt 1", "meaning 7"), "Score: 1", 1.0,
         others=[{"protocol": "legacy"}], faults=WISE_FAULTS, settings={"protocol": "verified"}, max_tokens=500,
     ),
     "vlm-judge": Case(
-        vlm_judge, "stars/tiny-judge", {"text": "a"}, 'How many stars has "prompt 0"? a', "Stars: 3", 3.0,
+        vlm_judge, "stars/tiny-judge", {"text": "a"}, 'How many stars has "prompt 1"? a', "Stars: 3", 3.0,
         others=[
             *({"template": "Other {prompt}"}, {"system": "S"}, {"image": "after"}),
             *({"reading": {**STARS, **change}} for change in ({"highest": 6.0}, {"scale": "unit"})),
@@ -103,14 +103,9 @@ def make(case: Case, judge_server: JudgeServer, tmp_path: Path) -> Callable[...,
     return lambda **changes: case.make(judge_server.url, tmp_path / "answers", **{**case.settings, **changes})
 
 
-def batch(case: Case, size: int = 1) -> ScoreBatch:
-    images = np.random.default_rng(0).integers(0, 256, (size, 6, 5, 3), dtype=np.uint8)
-    return ScoreBatch(images, [f"prompt {i}" for i in range(size)], [case.record] * size, [0] * size)
-
-
 def test_what_is_sent_and_read(case, make, judge_server):
     assert make().name == case.name
-    assert make().score(batch(case)).values == pytest.approx([case.value])
+    assert make().score(batch_of(1, record=case.record)).values == pytest.approx([case.value])
     (request,) = judge_server.requests
     messages = request.body.pop("messages")
     fields = {"model": "tiny-judge", "temperature": 0.0, "seed": 0, "max_tokens": case.max_tokens}
@@ -121,21 +116,23 @@ def test_what_is_sent_and_read(case, make, judge_server):
     assert [message["role"] for message in messages] == ["system", "user"][-len(messages) :]
     request.body["messages"] = messages
     assert request.text == case.text
-    np.testing.assert_array_equal(request.image, batch(case).images[0])
+    np.testing.assert_array_equal(request.image, batch_of(1, record=case.record).images[0])
 
 
 def test_fields_are_added_replaced_and_left_out(case, make, judge_server):
     extra = {"chat_template_kwargs": {"enable_thinking": False}, "max_tokens": 9, "seed": None}
-    make(request=extra).score(batch(case))
+    make(request=extra).score(batch_of(1, record=case.record))
     body = judge_server.requests[0].body
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
     assert (body["max_tokens"], body["temperature"], "seed" in body) == (9, 0.0, False)
 
 
 def test_an_image_is_judged_once(case, make, judge_server):
-    first = make().score(batch(case, 3).rows([0, 1, 2, 1, 0]))
+    first = make().score(batch_of(3, record=case.record).rows([0, 1, 2, 1, 0]))
     assert len(judge_server.requests) == 3
-    again = make(concurrency=1, attempts=9, timeout_seconds=7.0, batch_size=9).score(batch(case, 3))
+    again = make(concurrency=1, attempts=9, timeout_seconds=7.0, batch_size=9).score(
+        batch_of(3, record=case.record)
+    )
     assert len(judge_server.requests) == 3
     assert first.values[:3].tolist() == again.values.tolist()
 
@@ -143,19 +140,13 @@ def test_an_image_is_judged_once(case, make, judge_server):
 @pytest.mark.parametrize("answer", ["", "who knows"])
 def test_a_malformed_answer_is_asked_again_and_then_refused(case, make, judge_server, answer):
     judge_server.replies.extend([Reply(answer), Reply(answer)])
-    assert make().score(batch(case)).values == pytest.approx([case.value])
+    assert make().score(batch_of(1, record=case.record)).values == pytest.approx([case.value])
     assert [request.body["seed"] for request in judge_server.requests] == [0, 1, 2]
     judge_server.answer = lambda request: Reply(answer)
-    one = batch(case)
+    one = batch_of(1, record=case.record)
     scores = make().score(ScoreBatch(one.images ^ 1, one.prompts, one.metadata, one.groups))
     assert np.isnan(scores.values).all()
     assert "no well-formed answer in 3 attempts. " in scores.refused[0]
-
-
-def test_an_endpoint_that_fails_ends_scoring(case, make, judge_server):
-    judge_server.answer = lambda request: Reply(b"{}", 503, {"retry-after-ms": "5"})
-    with pytest.raises(TransientError, match=rf"scorers\.{make().key}: no answer from {judge_server.url}"):
-        make().score(batch(case))
 
 
 def test_identity_changes_only_with_result_settings(case, make, tmp_path):
@@ -174,9 +165,9 @@ def test_identity_changes_only_with_result_settings(case, make, tmp_path):
 )
 def test_metadata_that_do_not_fit_are_named_before_any_request(kind, record, fault, judge_server, tmp_path):
     case = CASES[kind]
-    scorer, two = case.make(judge_server.url, tmp_path, **case.settings), batch(case, 2)
+    scorer, two = case.make(judge_server.url, tmp_path, **case.settings), batch_of(2, record=case.record)
     given = ScoreBatch(two.images, two.prompts, [case.record, record], [0, 0])
-    with pytest.raises(DataError, match=rf"^scorers\.{scorer.key}: .*prompt 'prompt 1': .*{fault}"):
+    with pytest.raises(DataError, match=rf"^scorers\.{scorer.key}: .*prompt 'prompt 2': .*{fault}"):
         scorer.score(given)
     assert not judge_server.requests
     if case.make is not wise:

@@ -138,15 +138,15 @@ def test_only_the_checked_scorer_may_score():
 
 def test_a_spec_survives_json():
     spec = spec_of("it", SHAPES, shapes_scorer("shapes-exact"))
-    assert spec_from(json.loads(json.dumps(spec.to_json())), "it.json") == spec
+    assert spec_from(json.loads(spec.model_dump_json()), "it.json") == spec
 
 
 @pytest.mark.parametrize("missing", ["key", "name", "version", "spec_hash", "splits", "settings"])
 def test_a_spec_of_another_kind_is_refused_with_its_file(missing):
-    record = spec_of("it", SHAPES, shapes_scorer("shapes-exact")).to_json()
+    record = spec_of("it", SHAPES, shapes_scorer("shapes-exact")).model_dump(mode="json")
     with pytest.raises(
         DataError,
-        match=r"^it.json: this version cannot read the scorer spec .*Run `dvc repro check_scorers`.$",
+        match=r"(?s)^it.json: this version cannot read the scorer spec .*Run `dvc repro check_scorers`.$",
     ):
         spec_from({name: value for name, value in record.items() if name != missing}, "it.json")
     with pytest.raises(DataError, match=r"^it.json: this version cannot read the scorer spec "):

@@ -164,24 +164,6 @@ def test_model_gets_the_processors_pixels(detector):
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
 
 
-def test_detections_do_not_depend_on_the_batch(detector):
-    images = pictures(5, 48, 64)
-    together = detector.detect(images, 0.3)
-    for image, detections in zip(images, together, strict=True):
-        alone, here = by_score(detector.detect(image[None], 0.3)[0]), by_score(detections)
-        assert alone.labels.tolist() == here.labels.tolist()
-        np.testing.assert_allclose(alone.scores, here.scores, atol=2e-5)
-
-
-def test_bfloat16_is_near(folder, detector):
-    image = pictures(1, 64, 64)
-    half = load_detector("key", folder, torch.bfloat16, "cpu")
-    expected, found = by_score(detector.detect(image, 0.3)[0]), by_score(half.detect(image, 0.3)[0])
-    assert half.model.dtype == torch.bfloat16
-    assert found.scores.dtype == np.float32
-    np.testing.assert_allclose(found.scores[:3], expected.scores[:3], atol=0.05)
-
-
 def test_weights_that_files_lack_are_not_used(folder, detector):
     """Files of older versions of transformers have no norm at the backbone's end: it changes nothing."""
     assert not any("swin.layernorm" in name for name in load_file(folder / "model.safetensors"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.scorers.geneval.folders import OriginalResult, read_results, write_prompt_folder
+from chunk_grpo.scorers.geneval.folders import read_results, write_prompt_folder
 
 RECORD = {
     "tag": "colors",
@@ -22,9 +22,7 @@ def test_pictures_of_another_run_are_not_mixed_in(tmp_path):
         write_prompt_folder(tmp_path, 0, RECORD, [b"1"])
 
 
-def test_numbers_and_records_are_checked(tmp_path):
-    with pytest.raises(ValueError, match="from 0 to 99999, got 100000"):
-        write_prompt_folder(tmp_path, 100_000, RECORD, [])
+def test_records_are_checked(tmp_path):
     with pytest.raises(ValueError, match="needs prompt"):
         write_prompt_folder(tmp_path, 0, {"tag": "colors"}, [])
 
@@ -50,25 +48,27 @@ def test_results_in_the_order_of_prompts_and_samples(tmp_path):
     path = write(tmp_path / "results.jsonl", LINE, "", *(LINE | {"filename": name} for name in names))
     results = read_results(path)
     assert [(result.prompt_number, result.sample) for result in results] == [(2, 1), (12, 0), (12, 3)]
-    assert results[2] == OriginalResult(12, 3, "colors", RECORD["prompt"], False, LINE["reason"], RECORD)
+    kept = ("filename", "tag", "prompt", "correct", "reason")
+    assert results[2].model_dump() == {key: LINE[key] for key in kept} | {"metadata": RECORD}
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("{", ":2: no result of GenEval's evaluator: "),
-        ("[]", r":2: .* must be an object, got \[\]"),
-        ({**LINE, "correct": "yes"}, ":2: .* correct must be a bool, got 'yes'"),
-        ({key: value for key, value in LINE.items() if key != "tag"}, ":2: .* tag must be a str, got None"),
-        ({**LINE, "metadata": "[]"}, ":2: .* metadata must hold an object"),
-        ({**LINE, "metadata": "{"}, ":2: no result"),
-        ({**LINE, "filename": "a/b/c.png"}, ":2: .* filename must end like 00000/samples/0000.png, got"),
+        ("[]", ":2: no result"),
+        ({**LINE, "correct": "yes"}, ":2: .*correct\n .*input_value='yes'"),
+        ({key: value for key, value in LINE.items() if key != "tag"}, ":2: .*tag\n  Field required"),
+        ({**LINE, "metadata": "[]"}, ":2: .*metadata\n .*input_value=\\[\\]"),
+        ({**LINE, "tag": "spelling"}, ":2: .*tag\n .*input_value='spelling'"),
+        ({**LINE, "metadata": "{"}, ":2: .*metadata\n  Invalid JSON"),
+        ({**LINE, "filename": "a/b/c.png"}, ":2: .*filename\n .*input_value='a/b/c.png'"),
         (LINE, ":2: a second result for sample 3 of prompt 12"),
     ],
 )
 def test_other_lines_are_refused(tmp_path, line, message):
     path = write(tmp_path / "results.jsonl", LINE, line)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=f"(?s){message}"):
         read_results(path)
 
 

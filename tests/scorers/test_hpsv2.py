@@ -1,8 +1,7 @@
-"""HPSv2.1 on a small random checkpoint, against open_clip's formulas written out, one image at a time."""
+"""HPSv2.1 on a small random checkpoint: scale, pixels and files; test_every_scorer.py has its scores."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import conv2d, gelu, layer_norm
 
 from chunk_grpo.config.scorers import HPSv2Scorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Pictures, ScoreBatch
-from chunk_grpo.scorers.clip_model import tokenize
 from chunk_grpo.scorers.hpsv2 import HPSv2, to_pixels
 from tests.scorers.checkpoints_clip import MEAN, STD, make_clip
-from tests.scorers.checkpoints_hpsv2 import IMAGE, make_hpsv2
+from tests.scorers.checkpoints_hpsv2 import make_hpsv2
 from tests.scorers.samples import noise, weights
 
 pytestmark = pytest.mark.usefixtures("models")
@@ -42,66 +39,6 @@ def hpsv2(folder: Path, **changes: Any) -> HPSv2:
 
 def batch(height: int = 40, width: int = 56) -> ScoreBatch:
     return noise(PROMPTS, height, width, seed=3)
-
-
-class Clip:
-    """open_clip's CLIP (model.py, transformer.py of hpsv2 1.2.0) on its own weights."""
-
-    def __init__(self, folder: Path) -> None:
-        self.tensors: dict[str, Tensor] = torch.load(folder / "HPS_v2.1_compressed.pt")["state_dict"]
-
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        weight, bias = self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"]
-        return layer_norm(x, x.shape[-1:], weight, bias, 1e-5)
-
-    def blocks(self, prefix: str, x: Tensor, head: int, *, causal: bool) -> Tensor:
-        hidden_from = torch.ones(len(x), len(x)).triu(1).bool() & torch.tensor(causal)
-        for number in range(2):
-            names = f"{prefix}transformer.resblocks.{number}"
-            part = {k.removeprefix(f"{names}."): v for k, v in self.tensors.items() if k.startswith(names)}
-            joined = self.norm(f"{names}.ln_1", x) @ part["attn.in_proj_weight"].T + part["attn.in_proj_bias"]
-            mixed = []
-            for q, k, v in zip(*(third.split(head, -1) for third in joined.chunk(3, -1)), strict=True):
-                scores = (q @ k.T / math.sqrt(head)).masked_fill(hidden_from, -math.inf)
-                mixed.append(scores.softmax(-1) @ v)
-            x = x + torch.cat(mixed, -1) @ part["attn.out_proj.weight"].T + part["attn.out_proj.bias"]
-            wide = gelu(self.norm(f"{names}.ln_2", x) @ part["mlp.c_fc.weight"].T + part["mlp.c_fc.bias"])
-            x = x + wide @ part["mlp.c_proj.weight"].T + part["mlp.c_proj.bias"]
-        return x
-
-    def image(self, pixels: Tensor) -> Tensor:
-        kernel = self.tensors["visual.conv1.weight"]
-        patches = conv2d(pixels[None], kernel, stride=kernel.shape[-1])[0].flatten(1).T
-        x = torch.cat([self.tensors["visual.class_embedding"][None], patches])
-        x = self.norm("visual.ln_pre", x + self.tensors["visual.positional_embedding"])
-        x = self.blocks("visual.", x, 80, causal=False)
-        return self.norm("visual.ln_post", x[0]) @ self.tensors["visual.proj"]
-
-    def text(self, ids: Tensor) -> Tensor:
-        x = self.tensors["token_embedding.weight"][ids] + self.tensors["positional_embedding"]
-        x = self.norm("ln_final", self.blocks("", x, 64, causal=True))
-        return x[ids.argmax()] @ self.tensors["text_projection"]
-
-    def cosine(self, pixels: Tensor, ids: Tensor) -> float:
-        image, text = self.image(pixels), self.text(ids)
-        return (image @ text / image.norm() / text.norm()).item()
-
-
-def padded(ids: Tensor, mask: Tensor) -> Tensor:
-    """open_clip's 77 tokens: zeros after the end."""
-    return torch.nn.functional.pad(ids[mask.bool()], (0, 77 - int(mask.sum())))
-
-
-def test_score_is_open_clips_one_image_at_a_time(folder: Path) -> None:
-    given, scorer, original = batch(), hpsv2(folder), Clip(folder / "model")
-    found = scorer.score(given).values
-    _, tokenizer = scorer.models
-    expected = []
-    for image, prompt in zip(given.images, given.prompts, strict=True):
-        (ids,), (mask,) = tokenize(tokenizer, [prompt], 77)
-        expected.append(original.cosine(to_pixels(image[None], IMAGE)[0], padded(ids, mask)))
-    assert np.ptp(expected) > 0.1
-    np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
 def test_published_scale(folder: Path) -> None:
@@ -157,10 +94,6 @@ def test_antialiasing() -> None:
     [
         (lambda content: content.pop("state_dict"), r"cannot be read \(KeyError"),
         (
-            lambda content: content["state_dict"].update(text_projection=torch.zeros(100, 48)),
-            r"text_projection is \[100, 48\] in place of \[128, 48\]",
-        ),
-        (
             lambda content: content["state_dict"].update({"positional_embedding": torch.zeros(77, 100)}),
             "holds no HPSv2 .*widths divisible by 80",
         ),
@@ -183,9 +116,3 @@ def test_half_precision_files_are_read(folder: Path, tmp_path: Path) -> None:
     )
     found = hpsv2(folder, model=weights(tmp_path)).score(batch()).values
     np.testing.assert_allclose(found, hpsv2(folder).score(batch()).values, atol=0.01)
-
-
-def test_another_tokenizer_is_refused(folder: Path, tmp_path: Path) -> None:
-    make_hpsv2(tmp_path, vocabulary=600)
-    with pytest.raises(DataError, match=r"^scorers\.hps\.tokenizer: .* 520 tokens .*needs 599 at the end"):
-        hpsv2(folder, model=weights(tmp_path)).score(batch())

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from chunk_grpo.scorers.clip_model import tokenize
 from chunk_grpo.scorers.hpsv2 import to_pixels
 from tests.scorers.checkpoints_clip import make_clip
 from tests.scorers.checkpoints_hpsv2 import IMAGE, JOINT, LAYERS, PATCH, TEXT, WIDE, make_hpsv2
 from tests.scorers.originals.environments import python_with, run_original
 from tests.scorers.samples import PROMPTS, batch_of
-from tests.scorers.test_hpsv2 import hpsv2, padded
+from tests.scorers.test_hpsv2 import hpsv2
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -64,10 +65,10 @@ def test_tokens_pixels_and_scores_are_the_packages(tmp_path: Path) -> None:
         for picture, prompt in zip(pictures, PROMPTS, strict=True)
     ]
     _, tokenizer = scorer.models
-    found = [tokenizer([prompt], truncation=True, max_length=77, return_tensors="pt") for prompt in PROMPTS]
-    tokens = [padded(one["input_ids"][0], one["attention_mask"][0]).numpy() for one in found]
+    ids, mask = tokenize(tokenizer, PROMPTS, 77)  # 77 of the long prompt
+    tokens = (ids * mask).numpy()  # open_clip's have zeros after the end
     pixels = torch.cat([to_pixels(picture[None], IMAGE) for picture in pictures]).numpy()
-    np.testing.assert_array_equal(np.stack(tokens), theirs["tokens"])
+    np.testing.assert_array_equal(tokens, theirs["tokens"])
     np.testing.assert_allclose(pixels, theirs["pixels"], atol=1e-5)
     assert np.ptp(theirs["scores"]) > 0.1
     np.testing.assert_allclose(ours, theirs["scores"], atol=2e-6)

@@ -121,11 +121,6 @@ def test_special_tokens_in_a_prompt_are_text(model, special):
     assert tokenizer(prompt)["input_ids"].count(tokenizer.convert_tokens_to_ids(special)) == 3
 
 
-def test_the_vocabulary_ends_with_the_reward_token(folder, model):
-    rows = load_file(folder / "model" / "HPSv3.safetensors")["model.embed_tokens.weight"].shape[0]
-    assert model.questions.reward_id == model.questions.vocabulary - 1 == rows - 1
-
-
 def test_a_long_prompt_pads_the_others_and_moves_no_score(folder):
     made = scorer(folder)
     long = "a very long prompt about a red circle in the style of the image, " * 15

@@ -11,7 +11,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from chunk_grpo.config.scorers import InSubprocess
 from chunk_grpo.scorers import hpsv3_model
 from chunk_grpo.scorers.running.placing import place_scorer
 from chunk_grpo.scorers.workers import worker_protocol
@@ -19,6 +18,7 @@ from tests.scorers.checkpoints_hpsv3 import make_hpsv3
 from tests.scorers.hpsv3_cases import CLOSE, GOLDEN, MORE, PROMPTS, pictures, scorer
 from tests.scorers.originals.environments import python_with
 from tests.scorers.samples import batch_of
+from tests.scorers.servers import in_subprocess
 
 LOG = logging.getLogger(__name__)
 """The differences, with --log-cli-level=INFO."""
@@ -170,14 +170,8 @@ def test_original_package_can_run_as_worker(folder: Path, python: Path) -> None:
     """The subprocess worker returns the golden values for any batch size; its backbone has no weights."""
     in_process = scorer(folder)
     settings = in_process.settings.model_copy(update={"batch_size": 3})
-    executor = InSubprocess(
-        kind="subprocess",
-        python=str(python),
-        script=str(ORIGINALS / "hpsv3_worker.py"),
-        device="cpu",
-        start_seconds=120.0,
-        timeout_seconds=120.0,
-    )
+    script, times = str(ORIGINALS / "hpsv3_worker.py"), {"start_seconds": 120.0, "timeout_seconds": 120.0}
+    executor = in_subprocess(python=str(python), script=script, device="cpu", **times)
     placed = place_scorer("hpsv3", settings, executor)
     try:
         placed.check()

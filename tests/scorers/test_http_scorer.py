@@ -19,13 +19,8 @@ from chunk_grpo.scorers.running.external import External
 from chunk_grpo.scorers.workers.worker_protocol.messages import ready_message
 from tests.params_edits import problems, put
 from tests.scorers.odd_scorers import KEY, batch, settings
-from tests.scorers.servers import ServerProcess, client, server_in_thread, write_params
+from tests.scorers.servers import ServerProcess, client, server_in_thread
 from tests.scorers.test_server import Gated
-
-
-@pytest.fixture(scope="module")
-def params(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_params(tmp_path_factory.mktemp("server") / "params.yaml", KEY, settings())
 
 
 def test_unreachable_server_error_names_start_command(params: Path) -> None:
@@ -86,7 +81,13 @@ def strange_server() -> Iterator[Any]:
 def test_rejects_answers_of_foreign_server(strange_server: Any) -> None:
     """test_messages.py has what makes an answer strange."""
     ready = ready_message(worker_for(External(KEY, settings())))
-    scores = {"type": "scores", "id": "another", "spec_hash": ready["spec_hash"], "values": [1.0] * 4}
+    scores = {
+        "type": "scores",
+        "spec_hash": ready["spec_hash"],
+        "values": [1.0] * 3,
+        "details": {},
+        "refused": {},
+    }
     url = f"http://127.0.0.1:{strange_server.server_port}"
     strange_server.answer = lambda question: b"<html>"
     with pytest.raises(DataError, match="is no scoring server: status 200, not JSON"):
@@ -96,9 +97,15 @@ def test_rejects_answers_of_foreign_server(strange_server: Any) -> None:
         DataError, match=r"must be odd \(version 1\), but .* the server at .* is odd \(version 2"
     ):
         client(url).check()
-    strange_server.answer = lambda question: json.dumps(scores if question else ready).encode()
-    with pytest.raises(DataError, match=r"the server at .* answered another question: id must be"):
-        client(url).score(batch())
+    for id_of, said in (
+        (lambda question: "another", r"the server at .* answered another question: id must be"),
+        (lambda question: question["id"], "scorer odd: needs one value for each of 4 images"),
+    ):
+        strange_server.answer = lambda question, id_of=id_of: json.dumps(
+            scores | {"id": id_of(question)} if question else ready
+        ).encode()
+        with pytest.raises(DataError, match=said):
+            client(url).score(batch())
 
 
 def test_invalid_url_is_a_configuration_error() -> None:

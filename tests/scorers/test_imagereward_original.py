@@ -10,17 +10,16 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from chunk_grpo.config.scorers import ImageRewardScorer
-from chunk_grpo.scorers.imagereward import ImageReward, to_pixels, tokenize
+from chunk_grpo.scorers.imagereward import to_pixels, tokenize
 from tests.scorers.checkpoints_imagereward import FULL, make_imagereward
 from tests.scorers.originals.environments import python_with, run_original
-from tests.scorers.samples import batch_of, weights
+from tests.scorers.samples import batch_of
+from tests.scorers.test_imagereward import imagereward
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -64,15 +63,3 @@ def test_tokens_pixels_and_rewards_are_the_packages(folder):
     assert min(np.ptp(theirs["rewards"]), np.ptp(theirs["of_first_prompt"])) > 0.01
     np.testing.assert_allclose(rewards, theirs["rewards"], atol=1e-5)
     np.testing.assert_allclose(first, theirs["of_first_prompt"], atol=1e-5)
-
-
-def imagereward(folder: Path) -> ImageReward:
-    settings: dict[str, Any] = {
-        "kind": "imagereward",
-        "splits": ("eval",),
-        "batch_size": 2,
-        "dtype": "float32",
-    }
-    for name, where in (("model", folder), ("tokenizer", folder / "bert-base-uncased")):
-        settings[name] = weights(where)
-    return ImageReward("ir", ImageRewardScorer(**settings), "cpu")

@@ -3,14 +3,13 @@
 import json
 import logging
 import re
-import socket
 import traceback
 
 import numpy as np
 import pytest
 
 from chunk_grpo.errors import ConfigError, DataError, TransientError
-from chunk_grpo.scorers.judging import client
+from tests.s3_server import free_port
 from tests.scorers.judge_cases import GOOD, batch_of, id_of, wise
 from tests.scorers.judge_server import Reply, Request, by_image, completion
 
@@ -54,9 +53,7 @@ class TestFailures:
         assert len(judge_server.requests) == 2
 
     def test_unreachable_server_ends_scoring(self, tmp_path):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+        url = f"http://127.0.0.1:{free_port()}/v1"
         with pytest.raises(TransientError, match=f"{url} .*Connection error.*Check that the server runs"):
             wise(url, tmp_path, attempts=1).score(batch_of(1))
 
@@ -241,10 +238,3 @@ class TestCheck:
         with pytest.raises(DataError, match=r"scorers\.wise\.instructions: nowhere\.py"):
             make_wise(instructions="nowhere.py").check()
         assert not judge_server.model_requests
-
-    def test_a_missing_package_names_the_extra(self, make_wise, monkeypatch):
-        monkeypatch.setattr(client, "find_spec", lambda name: None)
-        scorer = make_wise()
-        for act in (scorer.check, lambda: scorer.score(batch_of(1))):
-            with pytest.raises(ConfigError, match=r"needs openai, .* pip install -e .*\[scoring\]"):
-                act()

@@ -6,7 +6,6 @@ import threading
 import time
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from chunk_grpo.scorers.pictures import MAX_THREADS, of_each_picture
@@ -39,11 +38,3 @@ def test_threads_are_bounded(monkeypatch):
         return threading.current_thread().name
 
     assert len(set(of_each_picture(make, images))) == MAX_THREADS
-
-
-def test_a_failure_is_raised():
-    def make(image: Image.Image) -> None:
-        raise ValueError("no picture")
-
-    with pytest.raises(ValueError, match="no picture"):
-        of_each_picture(make, np.zeros((3, 1, 1, 3), dtype=np.uint8))

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from chunk_grpo.config.questions import ListedQuestion, parse_questions
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.judging.questions import Questions, image_value, yes_or_no
-from tests.scorers.judge_cases import questions
+from tests.scorers.judge_cases import batch_of, questions
 from tests.scorers.judge_server import JudgeServer, Reply
 
 TREE = [
@@ -19,6 +19,7 @@ TREE = [
     {"id": 3, "question": "Is it a dark red?", "parents": [2]},
     {"id": 4, "question": "Is there a dog?"},
 ]
+LISTED = {"questions": TREE}
 
 
 @pytest.fixture
@@ -27,13 +28,6 @@ def make(judge_server: JudgeServer, tmp_path: Path):
         return questions(judge_server.url, tmp_path / "answers", **changes)
 
     return make
-
-
-def batch_of(size: int, listed: object = TREE) -> ScoreBatch:
-    images = np.random.default_rng(0).integers(0, 256, (size, 6, 5, 3), dtype=np.uint8)
-    return ScoreBatch(
-        images, [f"prompt {i}" for i in range(size)], [{"questions": listed}] * size, [0] * size
-    )
 
 
 def answers(server: JudgeServer, **replies: str) -> None:
@@ -56,7 +50,7 @@ class TestRule:
         ],
     )
     def test_no_also_fails_dependent_questions(self, yes, value):
-        listed = parse_questions({"questions": TREE})
+        listed = parse_questions(LISTED)
         assert image_value(listed, list(map(bool, yes))) == value
 
     def test_one_failed_parent_fails_the_child(self):
@@ -83,29 +77,29 @@ class TestAnswers:
 class TestScores:
     def test_values_and_details(self, judge_server, make):
         answers(judge_server, dark="no", dog="No.", cup="<think>no?</think>Yes")
-        scores = make().score(batch_of(2))
+        scores = make().score(batch_of(2, record=LISTED))
         assert scores.values.tolist() == [0.5, 0.5]
         assert scores.details["yes"].tolist() == [0.5, 0.5]
         assert len(judge_server.requests) == 8
         answers(judge_server, cup="no")
-        scores = make().score(ScoreBatch(batch_of(1).images ^ 1, ["p"], [{"questions": TREE}], [0]))
+        scores = make().score(ScoreBatch(batch_of(1, record=LISTED).images ^ 1, ["p"], [LISTED], [0]))
         assert (scores.values.tolist(), scores.details["yes"].tolist()) == ([0.25], [0.75])
 
     def test_an_image_without_all_answers_is_refused(self, judge_server, make):
-        first = batch_of(2).images[0].tobytes()
+        first = batch_of(2, record=LISTED).images[0].tobytes()
         judge_server.answer = lambda request: Reply(
             "who knows" if "red" in request.text and request.image.tobytes() == first else "yes"
         )
-        scores = make(attempts=2).score(batch_of(2))
+        scores = make(attempts=2).score(batch_of(2, record=LISTED))
         assert scores.values[1] == 1.0 and np.isnan(scores.values[0])
         assert scores.refused[0].startswith(
             "2 of 4 questions have no answer, such as no well-formed answer in 2"
         )
-        assert "question 2 of prompt 'prompt 0': must be yes or no" in scores.refused[0]
+        assert "question 2 of prompt 'prompt 1': must be yes or no" in scores.refused[0]
         assert len(judge_server.requests) == 6 + 2 * 2
         judge_server.requests.clear()
         answers(judge_server)
-        assert make().score(batch_of(2)).values.tolist() == [1.0, 1.0]
+        assert make().score(batch_of(2, record=LISTED)).values.tolist() == [1.0, 1.0]
         assert len(judge_server.requests) == 2  # the others are stored
 
 
@@ -114,7 +108,7 @@ class TestLists:
         settings = make(template="{metadata.place}: {question}").settings
         settings.check_data("p", {"questions": TREE, "place": "left"})
         with pytest.raises(ValueError, match="needs the field 'place'"):
-            settings.check_data("p", {"questions": TREE})
+            settings.check_data("p", LISTED)
 
     @pytest.mark.parametrize(
         ("template", "fault"), [("{prompt}?", r"must have the field \{question\}"), ("{x}", "is no field")]

@@ -15,12 +15,10 @@ import pytest
 from chunk_grpo.__main__ import call
 from chunk_grpo.errors import DataError, TransientError
 from chunk_grpo.scorers.running.external import External
-from tests.scorers.odd_scorers import KEY, batch, settings
-from tests.scorers.servers import ServerProcess, client, write_params
-from tests.scorers.test_server import expected, wait_for
-
-TOKEN = "an-open-secret-4711"
-VARIABLE = "SCORING_TOKEN"
+from tests.scorers.odd_scorers import KEY, batch
+from tests.scorers.servers import ServerProcess, client
+from tests.scorers.test_server import TOKEN, VARIABLE, expected
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -30,11 +28,6 @@ def start(params: Path) -> Iterator[Callable[..., ServerProcess]]:
         yield lambda *options, **variables: stack.enter_context(
             ServerProcess(params, KEY, *options, **variables)
         )
-
-
-@pytest.fixture(scope="module")
-def params(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_params(tmp_path_factory.mktemp("server") / "params.yaml", KEY, settings())
 
 
 class TestOptions:
@@ -76,9 +69,9 @@ class TestEnd:
         server = start()
         slow = batch("slow", seconds=1.5, begun=str(tmp_path / "begun"))
         running = pool.submit(client(server.url).score, slow)
-        wait_for((tmp_path / "begun").exists)
+        wait_for((tmp_path / "begun").exists, 5.0, "the server")
         waiting = pool.submit(client(server.url).score, batch())
-        wait_for(lambda: httpx.get(f"{server.url}/health").json()["queue"] == 2)
+        wait_for(lambda: httpx.get(f"{server.url}/health").json()["queue"] == 2, 5.0, "the server")
         server.process.send_signal(signal.SIGTERM)
         assert running.result().values.tolist() == expected(batch())
         with pytest.raises(
@@ -93,7 +86,7 @@ class TestEnd:
         server = start()
         slow = batch("slow", seconds=60, begun=str(tmp_path / "begun"))
         asked = pool.submit(client(server.url).score, slow)
-        wait_for((tmp_path / "begun").exists)
+        wait_for((tmp_path / "begun").exists, 5.0, "the server")
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
         assert server.process.poll() is None
@@ -109,7 +102,7 @@ class TestEnd:
         asked = pool.submit(
             client(server.url).score, batch("slow", seconds=60, begun=str(tmp_path / "begun"))
         )
-        wait_for((tmp_path / "begun").exists)
+        wait_for((tmp_path / "begun").exists, 5.0, "the server")
         health = httpx.get(f"{server.url}/health").json()
         assert health["state"] == "scoring"
         assert 0 <= health["scoring_seconds"] < 60

@@ -4,7 +4,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -17,8 +17,10 @@ from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.executors.messages import encode_batch
 from chunk_grpo.scorers.running.external import External
 from chunk_grpo.scorers.running.fingerprint import scoring_settings
+from chunk_grpo.scorers.workers.worker_protocol.requests import RequestHandler
 from tests.scorers.odd_scorers import KEY, batch, settings
 from tests.scorers.servers import client, server_in_thread
+from tests.waiting import wait_for
 
 TOKEN = "an-open-secret-4711"
 VARIABLE = "SCORING_TOKEN"
@@ -46,13 +48,6 @@ class Gated(External):
 def expected(pictures: ScoreBatch) -> list[float]:
     values: list[float] = External(KEY, settings()).score(pictures).values.tolist()
     return values
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -117,7 +112,7 @@ class TestQueue:
             first = pool.submit(client(url).score, batch(count=1))
             assert scorer.begun.acquire(timeout=5)
             second = pool.submit(client(url).score, batch(count=2))
-            wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == 2)
+            wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == 2, 5.0, "the server")
             refused = httpx.post(f"{url}/score", content=encode_batch(batch(), "a question"))
             assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
             assert refused.json() == {
@@ -141,7 +136,7 @@ class TestQueue:
             assert scorer.begun.acquire(timeout=5)
             with pytest.raises(TransientError, match=r"did not answer within 0\.3 s"):
                 client(url, timeout_seconds=0.3).score(batch(count=2))
-            wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == 1)
+            wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == 1, 5.0, "the server")
             scorer.may_end.release(2)
             first.result()
             client(url).score(batch(count=3))
@@ -173,12 +168,11 @@ class TestRequests:
             assert connection.recv(1000).startswith(b"HTTP/1.1 413")
 
     def test_incomplete_request_leaves_the_queue(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(RequestHandler, "timeout", 1.0)
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
-            wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == 1)
-            monkeypatch.setattr("chunk_grpo.scorers.workers.worker_protocol.requests._SILENT_SECONDS", 0.2)
-            connection.sendall(b" ")  # the next wait has the new limit
+            wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == 1, 5.0, "the server")
             assert b"408" in connection.recv(1000)
         assert httpx.get(f"{url}/health").json()["queue"] == 0
 
@@ -188,11 +182,12 @@ class TestRequests:
         with ExitStack() as stack:
             for _ in range(60):  # together more than the server holds
                 stack.enter_context(socket.create_connection((host, int(port)))).sendall(head)
-            wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == 60)
+            wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == 60, 5.0, "the server")
             assert client(url).score(batch()).values.tolist() == expected(batch())
 
     def test_unfinished_head_closes_connection(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("chunk_grpo.scorers.workers.worker_protocol.requests._HEADER_SECONDS", 0.3)
+        assert RequestHandler.timeout == 30.0
+        monkeypatch.setattr(RequestHandler, "timeout", 0.3)
         host, port = url.removeprefix("http://").split(":")
         whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
         for first, sent in (
@@ -235,7 +230,7 @@ class TestToken:
     def test_requires_token(self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
         with server_in_thread(External(KEY, settings()), token=TOKEN) as url:
-            wait_for(lambda: httpx.get(f"{url}/health", headers=HEADER).is_success)
+            wait_for(lambda: httpx.get(f"{url}/health", headers=HEADER).is_success, 5.0, "the server")
             messages = self.messages_of(url, monkeypatch)
             scorer = client(url, token_variable=VARIABLE)
             assert scorer.score(batch()).values.tolist() == expected(batch())

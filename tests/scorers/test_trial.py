@@ -11,36 +11,28 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.scorers import trial
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.trial import Sample, made_up_pictures, spread, try_scorer
+from tests.scorers.fake_clock import FakeClock
 from tests.shapes_scorers import shapes_scorer
 
 Score = Callable[[ScoreBatch], Scores]
 
 
-class Clock:
-    """Seconds that pass only while a scorer works."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Scorer:
     """Loads for 10 s, and takes 2 s an image; records its batches."""
 
-    def __init__(self, clock: Clock, *, groupwise: bool = False) -> None:
+    def __init__(self, clock: FakeClock, *, groupwise: bool = False) -> None:
         self.clock, self.groupwise, self.batches = clock, groupwise, list[ScoreBatch]()
 
     def score(self, batch: ScoreBatch) -> Scores:
-        self.clock.now += 2.0 * len(batch) + (0.0 if self.batches else 10.0)
+        self.clock.sleep(2.0 * len(batch) + (0.0 if self.batches else 10.0))
         self.batches.append(batch)
         return Scores(np.zeros(len(batch)))
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """Seconds that pass only while a scorer works."""
+    made = FakeClock()
     monkeypatch.setattr(trial.time, "perf_counter", made)
     return made
 
@@ -52,7 +44,7 @@ def rows(split: str, count: int) -> list[dict[str, str]]:
 TRAIN, EVAL = Sample("train", rows("train", 2), 16, 24), Sample("eval", rows("eval", 3), 32, 8)
 
 
-def test_loading_time_excludes_scoring_of_first_image(clock: Clock) -> None:
+def test_loading_time_excludes_scoring_of_first_image(clock: FakeClock) -> None:
     scorer = Scorer(clock)
     found = try_scorer("own", scorer, [TRAIN, EVAL], images_per_prompt=4)
     assert (found.loading, found.image) == (10.0, 2.0)
@@ -65,12 +57,12 @@ def test_loading_time_excludes_scoring_of_first_image(clock: Clock) -> None:
     assert [record["number"] for batch in scorer.batches for record in batch.metadata] == [0, 1, 0, 1, 2]
 
 
-def test_single_image_gives_no_time_per_image(clock: Clock) -> None:
+def test_single_image_gives_no_time_per_image(clock: FakeClock) -> None:
     found = try_scorer("own", Scorer(clock), [Sample("eval", rows("eval", 1), 8, 8)], images_per_prompt=1)
     assert (found.loading, found.image) == (12.0, None)
 
 
-def test_a_groupwise_scorer_gets_whole_groups(clock: Clock) -> None:
+def test_a_groupwise_scorer_gets_whole_groups(clock: FakeClock) -> None:
     scorer = Scorer(clock, groupwise=True)
     found = try_scorer("own", scorer, [EVAL], images_per_prompt=2)
     assert (found.loading, found.image) == (10.0, 2.0)

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from pydantic import ValidationError
 from ruamel.yaml import YAML
@@ -14,10 +13,9 @@ from ruamel.yaml import YAML
 from chunk_grpo.config.judges import QuestionsScorer, VlmJudgeScorer
 from chunk_grpo.config.templates import Slot, parse_template
 from chunk_grpo.errors import DataError
-from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.judging.reading import NumberByPattern, YesProbability
 from chunk_grpo.scorers.judging.vlm_judge import VlmJudge
-from tests.scorers.judge_cases import STARS, vlm_judge
+from tests.scorers.judge_cases import STARS, batch_of, vlm_judge
 from tests.scorers.judge_server import JudgeServer, Reply, completion, first_token
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,11 +29,6 @@ def make(judge_server: JudgeServer, tmp_path: Path):
         return vlm_judge(judge_server.url, tmp_path / "answers", **changes)
 
     return make
-
-
-def batch_of(size: int, **metadata: Any) -> ScoreBatch:
-    images = np.random.default_rng(0).integers(0, 256, (size, 6, 5, 3), dtype=np.uint8)
-    return ScoreBatch(images, [f"prompt {i}" for i in range(size)], [metadata] * size, [0] * size)
 
 
 class TestTemplate:
@@ -147,47 +140,43 @@ class TestYesProbability:
 
 class TestScores:
     def test_the_number_in_the_answer(self, judge_server, make):
-        stars = {"prompt 0": "4", "prompt 1": "2.5", "prompt 2": "5"}
+        stars = {"prompt 1": "4", "prompt 2": "2.5", "prompt 3": "5"}
         judge_server.answer = lambda request: Reply(
             f"<think>Stars: 1?</think>Nice. Stars: {stars[request.text.split(chr(34))[1]]}"
         )
-        assert make().score(batch_of(3)).values.tolist() == [4.0, 2.5, 5.0]
+        assert make().score(batch_of(3, record={})).values.tolist() == [4.0, 2.5, 5.0]
         unit = make(reading={**STARS, "scale": "unit"})
-        assert unit.score(batch_of(3)).values.tolist() == [0.75, 0.375, 1.0]
+        assert unit.score(batch_of(3, record={})).values.tolist() == [0.75, 0.375, 1.0]
         assert unit.name == "stars/tiny-judge"
 
     def test_the_probability_of_yes(self, judge_server, make):
         judge_server.answer = lambda request: Reply(first_token({"Yes": 0.6, "No": 0.2}))
         scorer = make(reading=YES)
-        assert scorer.score(batch_of(1)).values == pytest.approx([0.75])
+        assert scorer.score(batch_of(1, record={})).values == pytest.approx([0.75])
         (request,) = judge_server.requests
         assert {name: request.body[name] for name in ("max_tokens", "logprobs", "top_logprobs")} == {
             "max_tokens": 1, "logprobs": True, "top_logprobs": 20,
         }  # fmt: skip
-        assert make(reading=YES).score(batch_of(1)).values == pytest.approx([0.75])
+        assert make(reading=YES).score(batch_of(1, record={})).values == pytest.approx([0.75])
         assert len(judge_server.requests) == 1  # read from the stored answer
 
 
 class TestRequests:
     @pytest.mark.parametrize("image", ["before", "after"])
     @pytest.mark.parametrize("system", [None, "Be fair."])
-    def test_what_is_sent(self, judge_server, make, image, system):
+    def test_order_of_the_parts(self, judge_server, make, image, system):
         judge_server.answer = lambda request: Reply("Stars: 3")
-        batch = batch_of(1)
-        make(image=image, system=system, request={"max_tokens": 9}).score(batch)
+        make(image=image, system=system).score(batch_of(1, record={}))
         (request,) = judge_server.requests
         messages = request.body["messages"]
         assert [message["role"] for message in messages] == ["system"] * (system is not None) + ["user"]
         order = ["image_url", "text"] if image == "before" else ["text", "image_url"]
         assert [part["type"] for part in messages[-1]["content"]] == order
-        assert request.text == 'How many stars has "prompt 0"?'
-        np.testing.assert_array_equal(request.image, batch.images[0])
-        assert (request.body["max_tokens"], request.body["temperature"]) == (9, 0.0)
 
     def test_metadata_is_filled_in(self, judge_server, make):
         judge_server.answer = lambda request: Reply("Stars: 3")
         make(template="{metadata.text}, {metadata.count} {metadata.list}?").score(
-            batch_of(1, text='"a" {x}', count=2, list=["é", 1])
+            batch_of(1, record={"text": '"a" {x}', "count": 2, "list": ["é", 1]})
         )
         assert judge_server.requests[0].text == '"a" {x}, 2 ["é", 1]?'
 
@@ -197,8 +186,8 @@ class TestTemplateFile:
         judge_server.answer = lambda request: Reply("Stars: 3")
         path = tmp_path / "question.txt"
         path.write_text("Rate {prompt}.\nStars?\n")
-        make(template=None, template_file=str(path)).score(batch_of(1))
-        assert judge_server.requests[0].text == "Rate prompt 0.\nStars?"
+        make(template=None, template_file=str(path)).score(batch_of(1, record={}))
+        assert judge_server.requests[0].text == "Rate prompt 1.\nStars?"
 
     def test_template_file_with_evaluator_source(self, judge_server, make, tmp_path):
         judge_server.answer = lambda request: Reply("Stars: 3")
@@ -206,8 +195,8 @@ class TestTemplateFile:
         path.write_text(
             "def ask(prompt):\n    question = f'<image>\\n{{Rate}} [{prompt}]'\n    raise SystemExit\n"
         )
-        make(template=None, template_file=str(path)).score(batch_of(1))
-        assert judge_server.requests[0].text == "<image>\n{Rate} [prompt 0]"
+        make(template=None, template_file=str(path)).score(batch_of(1, record={}))
+        assert judge_server.requests[0].text == "<image>\n{Rate} [prompt 1]"
 
     @pytest.mark.parametrize(
         ("name", "text", "fault"),

@@ -162,18 +162,6 @@ class TestKept:
         ]
         assert "the last answer was cut off" in caplog.text
 
-    def test_truncated_line_of_another_process_keeps_later_lines(self, make_wise):
-        scorer, batch = make_wise(), batch_of(2)
-        scorer.score(batch.rows([0]))
-        path = Path(scorer.settings.answers) / f"{scorer.spec_hash()}.jsonl"
-        with path.open("ab") as stream:
-            stream.write(b'{"key": "half')
-        scorer.score(batch.rows([1]))
-        assert [json.loads(line)["label"] for line in path.read_text().splitlines()] == [
-            "WISE prompt 1",
-            "WISE prompt 2",
-        ]
-
     @pytest.mark.parametrize(
         "line",
         [

@@ -3,14 +3,14 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -18,8 +18,10 @@ from transformers import AutoProcessor, LlavaForConditionalGeneration
 
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.wise.instructions import OWN
+from tests.s3_server import free_port
 from tests.scorers.checkpoints_wise import make_judge
 from tests.scorers.judge_cases import wise
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -33,32 +35,27 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(judge: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [str(Path(sys.executable).with_name("transformers")), "serve", str(judge)]
     process = subprocess.Popen(
         [*command, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"],
         env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     )
     try:
-        wait_for(f"http://127.0.0.1:{port}/health", process)
+        wait_for(
+            partial(answers, f"http://127.0.0.1:{port}/health", process), 300.0, "an answer of the server"
+        )
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
 
 
-def wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + 300
-    while time.monotonic() < until:
-        assert process.poll() is None, "the server has ended"
-        try:
-            with urllib.request.urlopen(address, timeout=5):
-                return
-        except OSError:
-            time.sleep(0.2)
-    raise AssertionError("the server does not answer")
+def answers(address: str, process: subprocess.Popen[bytes]) -> bool:
+    assert process.poll() is None, "the server has ended"
+    with suppress(httpx.TransportError):
+        return httpx.get(address, timeout=5).is_success
+    return False
 
 
 def plain_colours() -> ScoreBatch:

@@ -91,13 +91,7 @@ class Remote(ABC):
         return self.identity().groupwise
 
     def check(self) -> None:
-        """Contact the server, which checks the scorer's packages and files. Loads no model.
-
-        Raises:
-            ConfigError: A package is missing there, or the settings do not allow to start or contact it.
-            DataError: A file is missing there, or it is another scorer.
-            TransientError: No answer.
-        """
+        """Contact the server, which checks the scorer's packages and files. Errors are those of `contact`."""
         self.identity()
 
     def spec_hash(self) -> str:

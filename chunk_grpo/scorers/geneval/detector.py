@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
@@ -157,8 +156,6 @@ def postprocess(
     pairs, scores = pairs[scores > min_score], scores[scores > min_score]
     labels = pairs % probabilities.shape[1]
     queries, query = (pairs // probabilities.shape[1]).unique(return_inverse=True)
-    if not len(queries):
-        return _no_detections(image_size)
     masks = mask_logits[queries].float()[:, None]
     for size in (input_size, image_size):
         masks = interpolate(masks, size=size, mode="bilinear", align_corners=False)
@@ -185,12 +182,3 @@ def _boxes(masks: Tensor) -> Tensor:
         rows.shape[1] - rows.flip(1).argmax(dim=1),
     )
     return torch.stack(sides, dim=1).float()
-
-
-def _no_detections(image_size: tuple[int, int]) -> Detections:
-    return Detections(
-        np.zeros(0, dtype=np.int64),
-        np.zeros(0, dtype=np.float32),
-        np.zeros((0, 4), dtype=np.float32),
-        np.zeros((0, *image_size), dtype=np.bool_),
-    )

@@ -11,41 +11,40 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, Json, ValidationError
 
 from chunk_grpo.errors import DataError
-
-_KINDS: dict[str, type] = {
-    "filename": str,
-    "tag": str,
-    "prompt": str,
-    "correct": bool,
-    "reason": str,
-    "metadata": str,
-}
-"""Keys read from a line of the results, with their types."""
+from chunk_grpo.scorers.geneval.records import TAGS
 
 
-@dataclass(frozen=True)
-class OriginalResult:
-    """Result of the original evaluator for one image."""
+class OriginalResult(BaseModel, frozen=True, strict=True):
+    """Result of the original evaluator for one image, a line of its file."""
 
-    prompt_number: int
-    """Number of the prompt's folder, from 0."""
-    sample: int
-    """Number of the image within its prompt, from 0."""
-    tag: str
-    """Task of the prompt."""
+    filename: Annotated[str, Field(pattern=r"(^|/)\d+/samples/\d+\.png$")]
+    """Path of the image, which ends like 00000/samples/0000.png."""
+    tag: Literal[TAGS]  # type: ignore[valid-type]
+    """Task of the prompt, from TAGS."""
     prompt: str
     """Text of the prompt."""
     correct: bool
     """Whether the image meets every clause of the record."""
     reason: str
     """Reasons for a wrong image, one per line; empty for a correct image."""
-    metadata: Mapping[str, Any]
+    metadata: Json[dict[str, Any]]
     """GenEval record of the prompt."""
+
+    @property
+    def prompt_number(self) -> int:
+        """Number of the prompt's folder, from 0."""
+        return int(Path(self.filename).parts[-3])
+
+    @property
+    def sample(self) -> int:
+        """Number of the image within its prompt, from 0."""
+        return int(Path(self.filename).stem)
 
 
 def write_prompt_folder(
@@ -63,11 +62,9 @@ def write_prompt_folder(
         Folder of the prompt.
 
     Raises:
-        ValueError: The number is too large or negative, or the record has no tag or prompt.
+        ValueError: The record has no tag or prompt.
         DataError: The folder exists already: images of another run would be mixed with these.
     """
-    if not 0 <= number < 100_000:
-        raise ValueError(f"number: must be from 0 to 99999, got {number}")
     if missing := {"tag", "prompt"} - set(record):
         raise ValueError(f"record: the original evaluator needs {', '.join(sorted(missing))}")
     folder = root / f"{number:05}"
@@ -98,8 +95,8 @@ def read_results(path: Path) -> list[OriginalResult]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                result = _result(json.loads(line))
-            except ValueError as error:
+                result = OriginalResult.model_validate_json(line)
+            except ValidationError as error:
                 raise DataError(f"{path}:{number}: no result of GenEval's evaluator: {error}") from error
             picture = result.prompt_number, result.sample
             if picture in results:
@@ -108,24 +105,3 @@ def read_results(path: Path) -> list[OriginalResult]:
                 )
             results[picture] = result
     return [results[picture] for picture in sorted(results)]
-
-
-def _result(record: object) -> OriginalResult:
-    if not isinstance(record, dict):
-        raise ValueError(f"must be an object, got {record!r}")
-    for key, kind in _KINDS.items():
-        if not isinstance(record.get(key), kind):
-            raise ValueError(f"{key} must be a {kind.__name__}, got {record.get(key)!r}")
-    metadata = json.loads(record["metadata"])
-    if not isinstance(metadata, dict):
-        raise ValueError(f"metadata must hold an object, got {record['metadata']!r}")
-    picture = Path(record["filename"])
-    try:
-        prompt_number, sample = int(picture.parent.parent.name), int(picture.stem)
-    except ValueError:
-        raise ValueError(
-            f"filename must end like 00000/samples/0000.png, got {record['filename']!r}"
-        ) from None
-    return OriginalResult(
-        prompt_number, sample, record["tag"], record["prompt"], record["correct"], record["reason"], metadata
-    )

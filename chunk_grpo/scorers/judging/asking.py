@@ -31,15 +31,15 @@ class JudgeScorer(ConfiguredScorer[Settings]):
     Every answer is written at once to `answers`/<spec hash>.jsonl. A killed run therefore resumes with the missing
     answers, and equal questions about equal images are asked once.
 
-    A subclass sets `version` and `fields`, and implements `parse` and `score_rows`.
+    A subclass sets `version`, and implements `parse` and `score_rows`.
     """
 
     needs = frozenset[Need]({"prompt", "metadata"})
 
     @property
-    @abstractmethod
     def fields(self) -> Mapping[str, Any]:
-        """Default request fields, such as max_tokens."""
+        """Default request fields."""
+        return {"max_tokens": 2000}
 
     @property
     def wording(self) -> Mapping[str, str]:
@@ -107,19 +107,7 @@ class JudgeScorer(ConfiguredScorer[Settings]):
 
     @cached_property
     def _judge(self) -> Judge:
-        settings = self.settings
-        endpoint = Endpoint(
-            section=f"scorers.{self.key}",
-            judge=settings.judge,
-            url=settings.base_url,
-            api_key_variable=settings.api_key_variable,
-            fields=self.fields,
-            request=settings.request,
-            concurrency=settings.concurrency,
-            attempts=settings.attempts,
-            timeout_seconds=settings.timeout_seconds,
-        )
-        return Judge(endpoint, self.answer)
+        return Judge(Endpoint(f"scorers.{self.key}", self.settings, self.fields), self.answer)
 
     def _take(self, question: Question, answer: str) -> None:
         """Store a well-formed answer, without reasoning; raise ValueError for any other."""

@@ -12,19 +12,17 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from anyio.from_thread import start_blocking_portal
 from numpy.typing import NDArray
+from openai import APIConnectionError, APIStatusError, AsyncOpenAI, Omit
 from PIL import Image
 
-from chunk_grpo.errors import ChunkGrpoError, ConfigError, RefusedError, install_command
+from chunk_grpo.errors import ChunkGrpoError, RefusedError
 from chunk_grpo.scorers.judging.endpoint import Endpoint, plain
 from chunk_grpo.scorers.judging.reading import answer_text
-
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI, Omit
 
 Result = TypeVar("Result")
 
@@ -74,23 +72,22 @@ class Judge:
             read: Answer in the body of a chat completion. Raises ValueError if there is none, and the question is sent
                 again.
         """
-        self._endpoint, self._read = endpoint, read
+        self._endpoint, self._settings, self._read = endpoint, endpoint.settings, read
 
     def check(self) -> None:
         """Request the endpoint's list of models; warn if the judge is not in it.
 
         Raises:
-            ConfigError: The openai package is not installed, or the key's variable is not set.
+            ConfigError: The key's variable is not set.
             DataError: The endpoint refuses the key.
             TransientError: The endpoint does not answer.
         """
-        self._find_packages()
-        endpoint, listed = self._endpoint, _run(self._list_models)
+        url, judge, listed = self._settings.base_url, self._settings.judge, _run(self._list_models)
         if listed is None:
-            _LOG.warning("%s does not list its models; %s was not checked", endpoint.url, endpoint.judge)
-        elif endpoint.judge not in listed:
-            others = endpoint.hide(", ".join(sorted(listed)[:8]) or "none")
-            _LOG.warning("%s does not list %s, but %s", endpoint.url, endpoint.judge, others)
+            _LOG.warning("%s does not list its models; %s was not checked", url, judge)
+        elif judge not in listed:
+            others = self._endpoint.hide(", ".join(sorted(listed)[:8]) or "none")
+            _LOG.warning("%s does not list %s, but %s", url, judge, others)
 
     def ask(self, questions: Sequence[Question], take: Callable[[Question, str], object]) -> dict[str, str]:
         """Send all questions concurrently. A question without a well-formed answer does not stop the others.
@@ -107,39 +104,24 @@ class Judge:
             Key of each question without a well-formed answer, to the reason.
 
         Raises:
-            ConfigError: The openai package is not installed, or the key's variable is not set.
+            ConfigError: The key's variable is not set.
             DataError: The endpoint refuses the key or a request.
             TransientError: The endpoint fails or does not answer.
         """
-        self._find_packages()
         return _run(self._ask_all, questions, take)
 
-    def _find_packages(self) -> None:
-        for package in ("openai", "anyio"):
-            if find_spec(package) is None:
-                raise ConfigError(
-                    f"{self._endpoint.section}: needs {package}, which is not installed; "
-                    f"{install_command('scoring')}"
-                )
-
     def _client(self) -> AsyncOpenAI:
-        from openai import AsyncOpenAI
-
         return AsyncOpenAI(
             api_key=self._endpoint.key() or "none",  # without a value the package reads OPENAI_API_KEY
-            base_url=self._endpoint.url,
-            timeout=self._endpoint.timeout_seconds,
-            max_retries=self._endpoint.attempts - 1,
+            base_url=self._settings.base_url,
+            timeout=self._settings.timeout_seconds,
+            max_retries=self._settings.attempts - 1,
         )
 
     def _headers(self) -> dict[str, str | Omit]:
-        from openai import Omit
-
-        return {} if self._endpoint.api_key_variable else {"Authorization": Omit()}
+        return {} if self._settings.api_key_variable else {"Authorization": Omit()}
 
     async def _list_models(self) -> list[str] | None:
-        from openai import APIStatusError
-
         async def request(client: AsyncOpenAI) -> bytes:
             try:
                 return (await client.models.with_raw_response.list(extra_headers=self._headers())).content
@@ -158,7 +140,7 @@ class Judge:
     async def _ask_all(
         self, questions: Sequence[Question], take: Callable[[Question, str], object]
     ) -> dict[str, str]:
-        free = asyncio.Semaphore(self._endpoint.concurrency)
+        free = asyncio.Semaphore(self._settings.concurrency)
 
         async def ask(client: AsyncOpenAI, question: Question) -> str:
             async with free:
@@ -179,8 +161,8 @@ class Judge:
     ) -> str:
         """Reason why there is no well-formed answer; empty if there is one."""
         messages = await asyncio.to_thread(question.messages)  # PNG encoding is slow
-        endpoint = self._endpoint
-        for attempt in range(endpoint.attempts):
+        endpoint, attempts = self._endpoint, self._settings.attempts
+        for attempt in range(attempts):
             try:
                 reply = await self._request(client, question, messages, seed=attempt)
             except RefusedError as error:  # a retry would be refused too
@@ -192,19 +174,19 @@ class Judge:
                 return ""
             except ValueError as error:
                 fault = f"{question.label}: {endpoint.hide(str(error))}; the answer begins {endpoint.quote(answer)}"
-            _LOG.warning("attempt %d of %d: %s", attempt + 1, endpoint.attempts, fault)
-        return f"no well-formed answer in {endpoint.attempts} attempts. {fault}"
+            _LOG.warning("attempt %d of %d: %s", attempt + 1, attempts, fault)
+        return f"no well-formed answer in {attempts} attempts. {fault}"
 
     async def _request(
         self, client: AsyncOpenAI, question: Question, messages: list[dict[str, Any]], seed: int
     ) -> bytes:
         """Body of the reply. Each attempt has its own seed, since a deterministic server would repeat its answer."""
         fields = {"temperature": 0.0, "seed": seed, **self._endpoint.fields}
-        kept = {k: v for k, v in {**fields, **self._endpoint.request}.items() if v is not None}
+        kept = {k: v for k, v in {**fields, **self._settings.request}.items() if v is not None}
         reply = await self._explained(
             question.label,
             client.chat.completions.with_raw_response.create(
-                model=self._endpoint.judge,
+                model=self._settings.judge,
                 messages=messages,  # type: ignore[arg-type]  # built as dicts
                 extra_body=kept,
                 extra_headers=self._headers(),
@@ -214,8 +196,6 @@ class Judge:
 
     async def _explained(self, what: str, request: Awaitable[Result]) -> Result:
         """Result of the request. Errors of the openai package become this package's, without a reference to them."""
-        from openai import APIConnectionError, APIStatusError
-
         failure: ChunkGrpoError
         try:
             return await request
@@ -228,8 +208,6 @@ class Judge:
 
 def _run(function: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any) -> Result:
     """Run a coroutine in an event loop in a separate thread; an exception in this thread cancels it."""
-    from anyio.from_thread import start_blocking_portal
-
     with start_blocking_portal() as portal:
         result: Result = portal.call(function, *arguments)
         return result

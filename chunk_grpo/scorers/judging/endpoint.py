@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from chunk_grpo.config.judges import JudgeSettings
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, RefusedError, TransientError
 
 _QUOTED = 120
@@ -30,22 +31,10 @@ class Endpoint:
 
     section: str
     """Section of params.yaml, such as scorers.wise, for messages."""
-    judge: str
-    """Id of the model."""
-    url: str
-    """Base URL, up to and including /v1."""
-    api_key_variable: str | None
-    """Environment variable with the key; None: no key is sent."""
+    settings: JudgeSettings
+    """That section."""
     fields: Mapping[str, Any]
     """Default request fields besides model, messages, temperature 0 and seed, such as max_tokens."""
-    request: Mapping[str, Any]
-    """Request fields that extend or replace the default ones; a value of None omits the field."""
-    concurrency: int
-    """Maximum number of simultaneous requests."""
-    attempts: int
-    """Attempts per request, and per question."""
-    timeout_seconds: float
-    """Timeout of a request."""
 
     def key(self) -> str:
         """The key; empty if none is needed.
@@ -53,14 +42,14 @@ class Endpoint:
         Raises:
             ConfigError: The variable is not set, or holds characters that no key can have.
         """
-        variable = self.api_key_variable
+        variable = self.settings.api_key_variable
         if variable is None:
             return ""
         key = os.environ.get(variable, "").strip()
         if not key:
             raise ConfigError(
                 f"{self.section}.api_key_variable: the environment variable {variable} is not set; put the key of "
-                f"{self.url} into it, or set api_key_variable to null if the server needs no key."
+                f"{self.settings.base_url} into it, or set api_key_variable to null if the server needs no key."
             )
         if not (key.isascii() and key.isprintable()) or set(key) & set(" \"'\\"):
             raise ConfigError(
@@ -89,11 +78,12 @@ class Endpoint:
         Returns:
             RefusedError if a content filter stopped the request, TransientError if a retry may succeed, else DataError.
         """
-        answer = f"{self.url} answered {status} to {what}"
+        settings = self.settings
+        answer = f"{settings.base_url} answered {status} to {what}"
         if status in (401, 403):
             mend = (
-                f"Put a key that may use {self.judge} into the environment variable {self.api_key_variable}."
-                if self.api_key_variable
+                f"Put a key that may use {settings.judge} into the environment variable {settings.api_key_variable}."
+                if settings.api_key_variable
                 else f"Name the environment variable with the key in {self.section}.api_key_variable."
             )
             return DataError(
@@ -105,16 +95,17 @@ class Endpoint:
         if status in (408, 409, 429) or status >= 500:
             return self.silence(what, answer)
         return DataError(
-            f"{self.section}: {answer}. Check that base_url ends with /v1, that {self.judge} is a model there "
+            f"{self.section}: {answer}. Check that base_url ends with /v1, that {settings.judge} is a model there "
             "that accepts images, and whether `request` must omit or replace a field (null omits it)."
         )
 
     def silence(self, what: str, reason: str) -> TransientError:
         """Error for a request without an answer in all attempts."""
+        settings = self.settings
         return TransientError(
-            f"{self.section}: no answer from {self.url} to {what} after {self.attempts} attempts of "
-            f"{self.timeout_seconds:g} s at most ({reason}). Check that the server runs and can be reached, or lower "
-            "`concurrency` if it limits requests; then run the same command again. Received answers are kept."
+            f"{self.section}: no answer from {settings.base_url} to {what} after {settings.attempts} attempts of "
+            f"{settings.timeout_seconds:g} s at most ({reason}). Check that the server runs and can be reached, or "
+            "lower `concurrency` if it limits requests; then run the same command again. Received answers are kept."
         )
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -37,11 +36,6 @@ class Questions(JudgeScorer[QuestionsScorer]):
     def name(self) -> str:
         """questions/<judge>."""
         return f"questions/{self.settings.judge}"
-
-    @property
-    def fields(self) -> Mapping[str, Any]:
-        """Default request fields."""
-        return {"max_tokens": 2000}
 
     def parse(self, answer: str) -> bool:
         """Whether a stored answer is yes."""

@@ -6,42 +6,14 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 _NUMBER = re.compile(r"(?:(?<!\w)[-+−–])?(?:\d+(?:[.,]\d+)*|\.\d+)(?:[eE][-+]?\d+)?")
 """A number in a text with all its digits and its sign; the dash of `1-5` is none."""
 
 _SPACES = " \t\n▁ĠĊ"
 """Spaces and line breaks around a token, also as SentencePiece and GPT-2 write them."""
-
-
-class Reading(Protocol):
-    """How a number is read from a judge's reply."""
-
-    @property
-    def fields(self) -> Mapping[str, Any]:
-        """Request fields that the reply depends on."""
-        ...
-
-    def answer(self, reply: bytes) -> str:
-        """Part of the reply that is stored.
-
-        Args:
-            reply: Body of a chat completion.
-
-        Raises:
-            ValueError: It has none.
-        """
-        ...
-
-    def value(self, answer: str) -> float:
-        """Number of a stored answer.
-
-        Raises:
-            ValueError: It stands for no number, or for one out of range; numbers are never clipped.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -56,15 +28,13 @@ class NumberByPattern:
     """Largest number of the scale."""
     to_unit: bool = False
     """Whether the value is the number's position between them, 0 to 1, in place of the number."""
-    fields: Mapping[str, Any] = field(default_factory=lambda: {"max_tokens": 2000})
-    """Request fields."""
-
-    def answer(self, reply: bytes) -> str:
-        """Text of the answer."""
-        return answer_text(reply)
 
     def value(self, answer: str) -> float:
-        """The number. If the expression matches several times, the numbers must be equal."""
+        """The number. If the expression matches several times, the numbers must be equal.
+
+        Raises:
+            ValueError: The answer has no number, or one out of range; numbers are never clipped.
+        """
         numbers = {self._number(answer, found) for found in self.pattern.finditer(answer)}
         if not numbers:
             raise ValueError(f"nothing matches the pattern {self.pattern.pattern!r}")
@@ -105,9 +75,14 @@ class YesProbability:
     """
 
     fields: ClassVar[Mapping[str, Any]] = {"max_tokens": 1, "logprobs": True, "top_logprobs": 20}
+    """Request fields that the reply depends on."""
 
     def answer(self, reply: bytes) -> str:
-        """JSON array of [token, natural logarithm of its probability], most probable first."""
+        """JSON array of [token, natural logarithm of its probability], most probable first.
+
+        Raises:
+            ValueError: The body of the chat completion has none.
+        """
         try:
             first = json.loads(reply)["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
             listed = [[str(token["token"]), float(token["logprob"])] for token in first]
@@ -119,7 +94,7 @@ class YesProbability:
         return json.dumps(listed, ensure_ascii=False)
 
     def value(self, answer: str) -> float:
-        """The probability, in [0, 1]."""
+        """The probability, in [0, 1]; ValueError if there is none."""
         chances = {"yes": 0.0, "no": 0.0}
         try:
             tokens = [(str(token), float(logarithm)) for token, logarithm in json.loads(answer)]

@@ -14,7 +14,7 @@ from chunk_grpo.config.templates import Template, parse_template
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.judging.asking import JudgeScorer, question_about
 from chunk_grpo.scorers.judging.client import Question
-from chunk_grpo.scorers.judging.reading import NumberByPattern, Reading, YesProbability
+from chunk_grpo.scorers.judging.reading import NumberByPattern, YesProbability
 from chunk_grpo.scorers.judging.wording import digest, fill, read_template
 
 
@@ -35,7 +35,7 @@ class VlmJudge(JudgeScorer[VlmJudgeScorer]):
     @property
     def fields(self) -> Mapping[str, Any]:
         """Default request fields."""
-        return self._reading.fields
+        return self._reading.fields if isinstance(self._reading, YesProbability) else super().fields
 
     @property
     def wording(self) -> Mapping[str, str]:
@@ -44,7 +44,11 @@ class VlmJudge(JudgeScorer[VlmJudgeScorer]):
 
     def answer(self, reply: bytes) -> str:
         """Answer in the body of a chat completion; ValueError if there is none."""
-        return self._reading.answer(reply)
+        return (
+            self._reading.answer(reply)
+            if isinstance(self._reading, YesProbability)
+            else super().answer(reply)
+        )
 
     def parse(self, answer: str) -> float:
         """Value of a stored answer."""
@@ -57,7 +61,7 @@ class VlmJudge(JudgeScorer[VlmJudgeScorer]):
         return Scores(np.array([judged.get(row, np.nan) for row in range(len(batch))]), {}, refused)
 
     @cached_property
-    def _reading(self) -> Reading:
+    def _reading(self) -> NumberByPattern | YesProbability:
         reading = self.settings.reading
         if isinstance(reading, NumberReading):
             pattern, to_unit = re.compile(reading.pattern), reading.scale == "unit"

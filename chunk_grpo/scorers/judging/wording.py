@@ -57,10 +57,10 @@ def question_of(source: str) -> Template:
     return Template(found.pop())
 
 
-def digest(template: Template) -> str:
-    """SHA-256 of a template."""
-    pieces = [[piece.name] if isinstance(piece, Slot) else piece for piece in template.pieces]
-    return hashlib.sha256(json.dumps(pieces).encode()).hexdigest()
+def digest(template: Template, system: str | None = None) -> str:
+    """SHA-256 of a template, and of a system message if there is one."""
+    pieces: list[object] = [[piece.name] if isinstance(piece, Slot) else piece for piece in template.pieces]
+    return hashlib.sha256(json.dumps(pieces if system is None else [system, pieces]).encode()).hexdigest()
 
 
 def fill(

@@ -71,12 +71,7 @@ class ConfiguredScorer(ABC, Generic[Settings]):
         return find_checkpoint(self.where(field), getattr(self.settings, field), self.files[field])
 
     def check(self) -> None:
-        """Check the packages and files that scoring needs. Loads no model.
-
-        Raises:
-            ConfigError: A package is not installed; the message names the extra.
-            DataError: A file is missing; the message names it and the download command.
-        """
+        """Find the files of all models; DataError if one is missing. Loads no model."""
         for field in self.files:
             self.folder(field)
 
@@ -85,11 +80,7 @@ class ConfiguredScorer(ABC, Generic[Settings]):
         return spec_hash(self.key, self.version, self.settings, self.files)
 
     def score(self, batch: ScoreBatch) -> Scores:
-        """Score a batch of any size. Images that are too narrow to resize are refused.
-
-        Raises:
-            DataError: An input cannot be judged.
-        """
+        """Score a batch of any size. Images that are too narrow to resize are refused."""
         check_batch(batch)
         count, height, width = batch.images.shape[:3]
         if not count:

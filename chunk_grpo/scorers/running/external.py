@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import logging
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -220,7 +219,7 @@ def find_source(key: str, source: str) -> Callable[..., Any]:
             f"{ENTRY_POINTS}, got {source!r}; the installed packages offer: {', '.join(sorted(offered)) or 'none'}"
         )
     try:
-        found = attrgetter(attribute)(importlib.import_module(module))
+        found = resolve_name(f"{module}:{attribute}")
     except (Exception, SystemExit) as error:  # importing runs the module, which may raise any error
         raise ConfigError(
             f"scorers.{key}.source: cannot import {source} ({type(error).__name__}: {error}). {_remedy(error, module)}"

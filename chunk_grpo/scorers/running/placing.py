@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pkgutil import resolve_name
 
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer, ExternalScorer, InProcess, InSubprocess
 from chunk_grpo.errors import ConfigError, DataError, install_command
 from chunk_grpo.scorers.base import Scorer
-from chunk_grpo.scorers.running.registry import load, make_scorer
+from chunk_grpo.scorers.running.registry import make_scorer
 from chunk_grpo.scorers.running.retry import Limited
 from chunk_grpo.scorers.running.spec import ScorerSpec, require_same
 
@@ -38,7 +39,7 @@ def place_scorer(key: str, settings: AnyScorer, executor: AnyExecutor | None) ->
         limit = executor.timeout_seconds
         return scorer if limit is None else Limited(key, scorer, limit)
     try:
-        placed: Scorer = load(ELSEWHERE[executor.kind])(key, settings, executor)
+        placed: Scorer = resolve_name(ELSEWHERE[executor.kind])(key, settings, executor)
     except ImportError as error:
         raise ConfigError(
             f"executors.{key}: kind {executor.kind} needs a package that is not installed ({error}); "

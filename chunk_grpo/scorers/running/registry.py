@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
-from typing import Any
+from pkgutil import resolve_name
 
 from chunk_grpo.config.scorers import AnyScorer, ExternalScorer
 from chunk_grpo.errors import ConfigError, install_command
@@ -26,21 +24,10 @@ def make_scorer(key: str, settings: AnyScorer, device: str | None = None) -> Sco
     if isinstance(settings, ExternalScorer):
         return External(key, settings)
     try:
-        scorer: Scorer = load(settings.SCORER)(key, settings, device)
+        scorer: Scorer = resolve_name(settings.SCORER)(key, settings, device)
     except ImportError as error:
         raise ConfigError(
             f"scorers.{key}: kind {settings.kind} needs a package that is not installed ({error}); "
             f"{install_command(settings.EXTRA)}"
         ) from error
     return scorer
-
-
-def load(name: str) -> Callable[..., Any]:
-    """Import the object at `module:attribute`.
-
-    Raises:
-        ImportError: The module, or a package that it needs, is not installed.
-    """
-    module, _, attribute = name.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    return found

@@ -100,10 +100,7 @@ def score_with_retries(
 
     Raises:
         TransientError: The scorer was away for longer. The process ends with exit code 75; the command can be rerun.
-        ValueError: `away_seconds` is out of range.
     """
-    if not (math.isfinite(away_seconds) and away_seconds >= 0):
-        raise ValueError(f"away_seconds: must be finite and at least 0, got {away_seconds}")
     began, told, pause = None, -math.inf, _FIRST_WAIT
     for attempt in count(1):
         try:
@@ -181,12 +178,8 @@ class Limited:
             scorer: Scorer in this process.
             seconds: Time limit of a `score` call, including loading the model.
         """
-        self.scorer, self.settings, self.name, self.version = (
-            scorer,
-            scorer.settings,
-            scorer.name,
-            scorer.version,
-        )
+        self.scorer, self.settings = scorer, scorer.settings
+        self.name, self.version = scorer.name, scorer.version
         self.needs, self.groupwise = scorer.needs, scorer.groupwise
         self._key, self._seconds = key, seconds
         self._thread: Background | None = None

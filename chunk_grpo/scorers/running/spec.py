@@ -6,8 +6,9 @@ DVC's cache depends on the file of specs. While it is unchanged, no scoring or t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from pydantic import BaseModel, ValidationError
 
 from chunk_grpo.config.scorer_settings import RefusingScorer
 from chunk_grpo.config.scorers import AnyScorer
@@ -16,8 +17,7 @@ from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.running.fingerprint import scoring_settings
 
 
-@dataclass(frozen=True)
-class ScorerSpec:
+class ScorerSpec(BaseModel, frozen=True):
     """Identity and settings of a scorer."""
 
     key: str
@@ -26,43 +26,31 @@ class ScorerSpec:
     """Name of the measure and its model, such as clip/openai/clip-vit-large-patch14."""
     version: int
     """Version of the scoring code."""
-    hash: str
+    spec_hash: str
     """Hash of version, settings and model files."""
     splits: tuple[str, ...]
     """Prompt splits whose images are scored."""
-    settings: Mapping[str, Any]
+    settings: dict[str, Any]
     """Settings that could change a score."""
     refusals: float
     """Maximum share of images without a score."""
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON object of the spec."""
-        return {
-            "key": self.key,
-            "name": self.name,
-            "version": self.version,
-            "spec_hash": self.hash,
-            "splits": list(self.splits),
-            "settings": dict(self.settings),
-            "refusals": self.refusals,
-        }
 
 
 def spec_of(key: str, settings: AnyScorer, scorer: Scorer) -> ScorerSpec:
     """Spec of `scorer`. Reads its local model files completely."""
     return ScorerSpec(
-        key,
-        scorer.name,
-        scorer.version,
-        scorer.spec_hash(),
-        settings.splits,
-        scoring_settings(settings),
-        settings.refusals if isinstance(settings, RefusingScorer) else 0.0,
+        key=key,
+        name=scorer.name,
+        version=scorer.version,
+        spec_hash=scorer.spec_hash(),
+        splits=settings.splits,
+        settings=scoring_settings(settings),
+        refusals=settings.refusals if isinstance(settings, RefusingScorer) else 0.0,
     )
 
 
 def spec_from(record: Mapping[str, Any], source: str) -> ScorerSpec:
-    """Parse the output of `ScorerSpec.to_json`.
+    """Parse a spec.
 
     Args:
         record: The JSON object.
@@ -72,19 +60,10 @@ def spec_from(record: Mapping[str, Any], source: str) -> ScorerSpec:
         DataError: A key is missing or has a wrong type, for example after an update of this package.
     """
     try:
-        return ScorerSpec(
-            str(record["key"]),
-            str(record["name"]),
-            int(record["version"]),
-            str(record["spec_hash"]),
-            tuple(map(str, record["splits"])),
-            dict(record["settings"]),
-            float(record["refusals"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
+        return ScorerSpec.model_validate(record)
+    except ValidationError as error:
         raise DataError(
-            f"{source}: this version cannot read the scorer spec ({type(error).__name__}: {error}). Run "
-            "`dvc repro check_scorers`."
+            f"{source}: this version cannot read the scorer spec ({error}). Run `dvc repro check_scorers`."
         ) from error
 
 
@@ -100,7 +79,7 @@ def require_same(spec: ScorerSpec, scorer: Scorer) -> None:
             f"scorers.{spec.key}: is {found[0]} version {found[1]}, but was checked as {spec.name} version "
             f"{spec.version}; run `dvc repro`, which checks and scores again"
         )
-    if scorer.spec_hash() != spec.hash:
+    if scorer.spec_hash() != spec.spec_hash:
         raise DataError(
             f"scorers.{spec.key}: settings or model files differ from those that were checked; run "
             "`dvc repro --force --single-item check_scorers`, then `dvc repro`"

@@ -9,8 +9,6 @@ question.
 from __future__ import annotations
 
 import ast
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,11 +30,6 @@ class Instructions:
     def fill(self, prompt: str, explanation: str) -> str:
         """User message for an image."""
         return self.question.fill({"Prompt": prompt, "Explanation": explanation})
-
-    def digest(self) -> str:
-        """SHA-256 of the wording."""
-        pieces = [[piece.name] if isinstance(piece, Slot) else piece for piece in self.question.pieces]
-        return hashlib.sha256(json.dumps([self.system, pieces]).encode()).hexdigest()
 
 
 _SYSTEM = (

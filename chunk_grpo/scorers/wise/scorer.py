@@ -12,6 +12,7 @@ from chunk_grpo.config.judges import WiseScorer
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.judging.asking import JudgeScorer, question_key
 from chunk_grpo.scorers.judging.client import Question
+from chunk_grpo.scorers.judging.wording import digest
 from chunk_grpo.scorers.wise.instructions import Instructions, find_instructions
 from chunk_grpo.scorers.wise.protocols import NUM_PROMPTS, PROTOCOLS, image_value, parse_answer
 
@@ -46,7 +47,7 @@ class Wise(JudgeScorer[WiseScorer]):
     @property
     def wording(self) -> Mapping[str, str]:
         """Digest of the instructions."""
-        return {"instructions": self._instructions.digest()}
+        return {"instructions": digest(self._instructions.question, self._instructions.system)}
 
     def parse(self, answer: str) -> dict[str, int]:
         """Scores by name."""

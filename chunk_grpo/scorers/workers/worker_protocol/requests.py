@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import io
 import ipaddress
 import logging
-import math
 import re
 import socket
-import time
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
@@ -23,18 +20,12 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-_HEADER_SECONDS = 30.0
-"""Limit for the head of a request, and for a connection without requests; longer than a client keeps one."""
-_BODY_SECONDS = 300.0
-"""Limit for receiving a body, so that a lost client does not hold memory."""
 _SILENT_SECONDS = 30.0
-"""Limit for the first bytes of a body, and for the next ones."""
+"""Limit for a silence of a client, before a request too; longer than a client of ours keeps an idle connection."""
 _REST_SECONDS = 5.0
-"""Time in which the rest of a refused request is read and dropped."""
+"""The same for the rest of a refused request, which is read and dropped."""
 _LOOK_SECONDS = 0.5
 """Interval between looks whether the client of a waiting batch is still there."""
-_STATUSES = {501: 405, 505: 400}
-"""Statuses of http.server that blame the server, and what they are: the client's mistake."""
 _BLOCK = 2**20
 _FOLDERS = re.compile(r"(?<![\w:/])~?/(?:[^/\s'\"]+/)*(?=[^/\s])")
 """Folders of an absolute path; a URL has none."""
@@ -52,23 +43,6 @@ class RefusedRequestError(Exception):
         self.status, self.headers = status, headers or {}
 
 
-class _Incoming(io.RawIOBase):
-    """Bytes of a connection. Reading raises TimeoutError after a silence, and after `end`, a time of time.monotonic."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection, self.end = connection, math.inf
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        left = min(_SILENT_SECONDS, self.end - time.monotonic())
-        if left <= 0:
-            raise TimeoutError
-        self._connection.settimeout(left)
-        return self._connection.recv_into(buffer)
-
-
 class RequestHandler(BaseHTTPRequestHandler):
     """Answers the requests of a connection."""
 
@@ -76,18 +50,13 @@ class RequestHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     default_request_version = "HTTP/1.0"  # 0.9, http.server's own, has no status
 
-    def setup(self) -> None:
-        """Read with time limits."""
-        super().setup()
-        if self.connection.family != socket.AF_UNIX:  # else the body of an answer may wait for 40 ms
-            self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
-        self._incoming = _Incoming(self.connection)
-        self.rfile = io.BufferedReader(self._incoming)
+    timeout = _SILENT_SECONDS
 
-    def handle_one_request(self) -> None:
-        """Close the connection if the head of a request does not arrive."""
-        self._incoming.end = time.monotonic() + _HEADER_SECONDS
-        super().handle_one_request()
+    def setup(self) -> None:
+        """Send the body of an answer at once: it could wait for 40 ms."""
+        super().setup()
+        if self.connection.family != socket.AF_UNIX:
+            self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
 
     def do_GET(self) -> None:
         """Answer a GET."""
@@ -99,8 +68,8 @@ class RequestHandler(BaseHTTPRequestHandler):
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Refuse a head that http.server does not accept."""
-        del explain
-        self._refuse(RefusedRequestError(_STATUSES.get(code, code), message or "malformed request"))
+        del code, explain
+        self._refuse(RefusedRequestError(400, message or "malformed request"))
 
     def log_message(self, *arguments: object) -> None:
         """Log no requests."""
@@ -168,7 +137,6 @@ class RequestHandler(BaseHTTPRequestHandler):
         if left > most:
             raise RefusedRequestError(413, f"the body must have at most {most} bytes, got {left}")
         self.server.require_room(left)
-        self._incoming.end = time.monotonic() + _BODY_SECONDS
         try:
             while left:
                 part = self.rfile.read1(min(left, _BLOCK))
@@ -178,9 +146,7 @@ class RequestHandler(BaseHTTPRequestHandler):
                 left -= len(part)
         except TimeoutError:
             raise RefusedRequestError(
-                408,
-                f"the body must arrive within {_BODY_SECONDS:g} s, without pauses above {_SILENT_SECONDS:g} s",
-                RETRY,
+                408, f"the body must arrive without pauses above {_SILENT_SECONDS:g} s", RETRY
             ) from None
 
     def _done(self, batch: Batch) -> Job:
@@ -217,7 +183,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         headers = {**refusal.headers, "Connection": "close"}
         self._send(refusal.status, {"type": "refused", "message": str(refusal)}, headers)
         # Closing a connection with unread bytes would take the answer away from the client.
-        self._incoming.end = time.monotonic() + _REST_SECONDS
+        self.connection.settimeout(_REST_SECONDS)
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)
             while self.rfile.read1(_BLOCK):
@@ -227,7 +193,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         self, status: int, message: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> None:
         content = write_message(message)
-        self.connection.settimeout(_SILENT_SECONDS)
+        self.connection.settimeout(self.timeout)
         self.send_response(status)
         about = {"Content-Type": "application/json", "Content-Length": str(len(content)), **(headers or {})}
         for name, value in about.items():

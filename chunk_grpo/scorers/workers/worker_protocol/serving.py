@@ -92,6 +92,7 @@ class ScoringServer(ThreadingHTTPServer):
     Attributes:
         limits: Limits for requests.
         is_private: Whether only the stage that started the process can reach the server.
+        is_leaving: Whether it takes no batches any more.
     """
 
     daemon_threads = True
@@ -108,7 +109,7 @@ class ScoringServer(ThreadingHTTPServer):
         self.socket, self.is_private, self.limits = listener, limits is None, limits or _NO_LIMITS
         listener.set_inheritable(False)
         self._about: Mapping[str, Any] | None = None
-        self._is_known, self._is_leaving, self._lock = threading.Event(), False, threading.Lock()
+        self._is_known, self.is_leaving, self._lock = threading.Event(), False, threading.Lock()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._begun: float | None = None
         self._batches, self._held = 0, 0
@@ -144,7 +145,7 @@ class ScoringServer(ThreadingHTTPServer):
 
     def leave(self) -> None:
         """Refuse the waiting batches, and let `run` end after the batch being scored."""
-        self._is_leaving = True
+        self.is_leaving = True
         with contextlib.suppress(Empty):
             while job := self._jobs.get_nowait():
                 job.end(error=_leaving())
@@ -172,7 +173,7 @@ class ScoringServer(ThreadingHTTPServer):
     def submit(self, batch: Batch) -> Job:
         """Queue a batch, or refuse it if the server shuts down."""
         job = Job(batch)
-        if self._is_leaving:
+        if self.is_leaving:
             job.end(error=_leaving())
         else:
             self._jobs.put(job)
