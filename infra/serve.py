@@ -20,6 +20,7 @@ from rich.console import Console
 from chunk_grpo.environment import PUBLISH, REPORTS_URL
 from chunk_grpo.errors import ChunkGrpoError, DataError
 from chunk_grpo.orchestration.served import AUTH, OUR_STRING, kept_string
+from infra.command_line import command_parser
 from infra.local_prefect import SERVER_STRING, LocalPrefect, stop_on_signals
 from infra.setup import SetUpError, webhook
 from infra.worker import of_the_server, own_folder
@@ -54,11 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
-        prog="chunk-grpo serve",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    return command_parser("serve", __doc__)
 
 
 def from_environment() -> LocalPrefect:

@@ -204,11 +204,9 @@ def _parse(
     )
     types = typing.get_type_hints(arguments)
     for field in fields(arguments):
-        if (kind := types[field.name]) not in (str, int):
-            raise TypeError(f"{arguments.__name__}.{field.name}: must be str or int")
         parser.add_argument(
             f"--{field.name.replace('_', '-')}",
-            type=kind,
+            type=types[field.name],
             required=field.default is MISSING,
             default=field.default,
             help=field.metadata["help"],
