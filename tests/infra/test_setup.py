@@ -194,11 +194,6 @@ def test_scores_that_moved_are_told_by_the_event_that_flows_send() -> None:
     assert found[-1].trigger.expect == {SCORE_MOVED}  # type: ignore[union-attr]
 
 
-def test_every_deployment_has_a_name_of_its_own() -> None:
-    found = [one["name"] for one in yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]]
-    assert len(set(found)) == len(found) == 8
-
-
 @pytest.mark.parametrize(
     ("origin", "printed"),
     [
