@@ -213,11 +213,9 @@ def shared(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 
 def finish(workspace: Workspace) -> dict[str, bytes]:
     """Train to the end; weights and metrics."""
-    with workspace.process("train") as process:
-        _, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors
+    workspace.finish("train")
     assert list((workspace.root / ".ckpt").iterdir()) == []
-    return {name: content for name, content in workspace.files().items() if name.startswith("train/")}
+    return workspace.trained()
 
 
 @pytest.mark.slow
