@@ -1,5 +1,12 @@
 """Names shared by the programs of the project: environment variables and Prefect events."""
 
+import os
+from typing import TypeVar
+
+from chunk_grpo.errors import ConfigError
+
+Default = TypeVar("Default", int, None)
+
 PROCESSES = "CHUNK_GRPO_PROCESSES"
 """Number of processes on each machine that share a stage."""
 
@@ -51,3 +58,19 @@ NOTIFY_WEBHOOK = "CHUNK_GRPO_NOTIFY_WEBHOOK"
 
 SCORE_MOVED = "chunk-grpo.score.moved"
 """Event: the score of a published model has changed."""
+
+
+def whole_number(name: str, default: Default, least: int = 1) -> int | Default:
+    """Value of a variable; the default if it is not set, or empty.
+
+    Raises:
+        ConfigError: It is not a whole number of at least `least`.
+    """
+    text = os.environ.get(name)
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) < least:
+        raise ConfigError(
+            f"{name}: must be a whole number of at least {least}, got {text!r}; set one, or unset it"
+        )
+    return int(text)

@@ -43,6 +43,7 @@ from chunk_grpo.stopping import STOP
 from infra.accept_page import page
 from infra.accept_steps import KINDS, STEPS, Found
 from infra.accept_trial import Trial, kind_of, machine_of, smaller, visible_cards
+from infra.command_line import command_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMAT = "chunk_grpo.acceptance/1"
@@ -150,9 +151,7 @@ def _references(given: Sequence[str]) -> dict[str, Path]:
 
 
 def parser() -> argparse.ArgumentParser:
-    own = argparse.ArgumentParser(
-        prog="chunk-grpo accept", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    own = command_parser("accept", __doc__)
     own.add_argument("--preset", help="preset of conf/ (default: params.yaml, with its edits)")
     own.add_argument("--out", type=Path, help="folder of the results (default: accept/PRESET)")
     own.add_argument("--gpu", choices=sorted(GPUS), help="kind of GPU in the plan (default: by the driver)")

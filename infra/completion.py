@@ -14,6 +14,7 @@ from pathlib import Path
 import shtab
 
 from chunk_grpo.__main__ import COMMANDS, module_of
+from infra.command_line import command_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -43,10 +44,6 @@ def _name_presets(own: argparse.ArgumentParser) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Parser of the command line."""
-    own = argparse.ArgumentParser(
-        prog="chunk-grpo completion",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    own = command_parser("completion", __doc__)
     own.add_argument("shell", choices=shtab.SUPPORTED_SHELLS)
     return own

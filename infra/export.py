@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from infra.command_line import command_parser
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -31,11 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     from chunk_grpo.library.export import Kind
 
-    own = argparse.ArgumentParser(
-        prog="chunk-grpo export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    own = command_parser("export", __doc__)
     own.add_argument("variant", help="name of the variant")
     own.add_argument("--seed", type=int, default=0, help="training seed (default: 0)")
     own.add_argument(

@@ -28,6 +28,7 @@ from chunk_grpo.orchestration.cache import (
 )
 from chunk_grpo.orchestration.commands import require_clone
 from chunk_grpo.orchestration.unfinished import Unfinished, unfinished
+from infra.command_line import command_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 _DAY = 86400
@@ -41,11 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    own = argparse.ArgumentParser(
-        prog="chunk-grpo gc",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    own = command_parser("gc", __doc__)
     own.add_argument("--delete", action="store_true", help="remove (default: say what would be removed)")
     own.add_argument(
         "--checkpoints",

@@ -19,6 +19,7 @@ from chunk_grpo.config.notices import notices
 from chunk_grpo.orchestration.dvc_state import keep_own_state
 from chunk_grpo.orchestration.presets import replace_params
 from chunk_grpo.training.trackers import check_trackers
+from infra.command_line import command_parser
 from infra.reference import write_reference
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,11 +61,7 @@ def _noted() -> Params:
 
 
 def parser() -> argparse.ArgumentParser:
-    own = argparse.ArgumentParser(
-        prog="chunk-grpo params",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    own = command_parser("params", __doc__)
     commands = own.add_subparsers(dest="command", required=True)
     compose = commands.add_parser("compose", help="write params.yaml from conf/")
     compose.add_argument("preset", metavar="PRESET", help="name of a file in conf/preset/, without .yaml")

@@ -18,6 +18,7 @@ from chunk_grpo.config import Params, load_params, parse_params
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.planning.machines import GPUS, machine
 from chunk_grpo.stopping import stop_seconds
+from infra.command_line import command_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 T = TypeVar("T", int, float)
@@ -93,11 +94,7 @@ def _count(text: str) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    own = argparse.ArgumentParser(
-        prog="chunk-grpo plan",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    own = command_parser("plan", __doc__)
     source = own.add_mutually_exclusive_group()
     source.add_argument("--params", type=Path, default=ROOT / "params.yaml", help="parameters to plan")
     source.add_argument("--preset", help="preset of conf/ to plan instead")

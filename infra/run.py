@@ -33,6 +33,7 @@ from chunk_grpo.orchestration.outcomes import StageFailed
 from chunk_grpo.orchestration.pipeline import STOP_MARGIN
 from chunk_grpo.stopping import STOP_SIGNALS, stop_seconds
 from infra import params
+from infra.command_line import command_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 LOG = Path("logs", "dvc.log")
@@ -104,9 +105,7 @@ def _run(patience: float) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
-        prog="chunk-grpo run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    return command_parser("run", __doc__)
 
 
 def reproduce(record: Path, patience: float) -> subprocess.Popen[bytes]:

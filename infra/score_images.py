@@ -39,6 +39,7 @@ from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.running.placing import place_scorer
 from chunk_grpo.scorers.running.spec import spec_of
 from chunk_grpo.stopping import STOP
+from infra.command_line import command_parser
 from infra.image_folder import ImageFolder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -231,11 +232,7 @@ def _show(rows: Sequence[Mapping[str, Any]], names: Sequence[str], out: Path) ->
 
 
 def parser() -> argparse.ArgumentParser:
-    own = argparse.ArgumentParser(
-        prog="chunk-grpo score",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    own = command_parser("score", __doc__)
     own.add_argument("images", help="folder of the images")
     own.add_argument(
         "--prompts",

@@ -17,11 +17,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from chunk_grpo.environment import PUBLISH, REPORTS_URL
+from chunk_grpo.environment import PUBLISH, REPORTS_URL, whole_number
 from chunk_grpo.errors import ChunkGrpoError, DataError
 from chunk_grpo.orchestration.served import AUTH, OUR_STRING, kept_string
+from infra.command_line import command_parser
 from infra.local_prefect import SERVER_STRING, LocalPrefect, stop_on_signals
-from infra.setup import SetUpError, webhook
+from infra.setup import webhook
 from infra.worker import of_the_server, own_folder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,11 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
-        prog="chunk-grpo serve",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    return command_parser("serve", __doc__)
 
 
 def from_environment() -> LocalPrefect:
@@ -66,8 +63,8 @@ def from_environment() -> LocalPrefect:
     return LocalPrefect(
         root=ROOT,
         home=Path(os.environ.get("PREFECT_HOME") or ROOT / ".prefect").resolve(),
-        port=_number("PREFECT_PORT", 4200, least=1),
-        gpu_workers=_number("GPU_WORKERS", 1, least=0) if os.environ.get("GPU_WORKERS") else None,
+        port=whole_number("PREFECT_PORT", 4200),
+        gpu_workers=whole_number("GPU_WORKERS", None, least=0),
         server={name: value for name, value in os.environ.items() if value and of_the_server(name)},
         publish=os.environ.get(PUBLISH) or None,
         reports=os.environ.get(REPORTS_URL) or None,
@@ -81,18 +78,10 @@ def ask_for_string(prefect: LocalPrefect) -> bool:
     Returns whether the string was made now. A file with the string that others can read is refused.
     """
     prefect.auth, is_new = os.environ.get(SERVER_STRING) or None, False
-    if _number("AUTH", 1, least=0) and prefect.auth is None:
+    if whole_number("AUTH", 1, least=0) and prefect.auth is None:
         own_folder(prefect.home)
         prefect.auth, is_new = kept_string(prefect.home)
     return is_new
-
-
-def _number(variable: str, default: int, least: int) -> int:
-    """Read an integer of at least `least` from the environment."""
-    text = os.environ.get(variable) or str(default)
-    if not text.isdecimal() or int(text) < least:
-        raise SetUpError(f"{variable} must be a whole number of at least {least}, got {text!r}")
-    return int(text)
 
 
 def _welcome(prefect: LocalPrefect) -> str:

@@ -17,6 +17,7 @@ from chunk_grpo.config import load_params
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.git import git, uncommitted
 from chunk_grpo.orchestration.commands import dvc, require_clone
+from infra.command_line import command_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 PIPELINE = "dvc.yaml"  # not that of pretraining/
@@ -31,11 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    own = argparse.ArgumentParser(
-        prog="chunk-grpo track",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    own = command_parser("track", __doc__)
     own.add_argument("--message", help="message of the commit (default: `run: ` and the preset's name)")
     own.add_argument("--checkout", type=Path, default=ROOT, help="checkout with the run (default: this one)")
     return own

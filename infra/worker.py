@@ -7,7 +7,6 @@ keeps clones and checkpoints in PREFECT_HOME (default: .prefect in the checkout)
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import shutil
 import signal
@@ -23,6 +22,7 @@ from rich.console import Console
 from chunk_grpo.environment import NOTIFY_WEBHOOK, REPOSITORY, WORKER_PID
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.orchestration.dvc_state import keep_own_state
+from infra.command_line import command_parser
 from infra.setup import ROOT, SetUpError, connected
 
 _OF_THE_SERVER = ("PREFECT_SERVER_", "PREFECT_API_DATABASE_")
@@ -60,11 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    own = argparse.ArgumentParser(
-        prog="chunk-grpo worker",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    own = command_parser("worker", __doc__)
     own.add_argument("--pool", required=True, help="work pool, such as cpu or gpu")
     own.add_argument(
         "--limit",
@@ -89,10 +85,6 @@ def check(repository: Path, pool: str) -> None:
             )
     if shutil.which("git") is None:
         raise SetUpError("git is not installed here; every flow run needs it to clone the repository")
-    if importlib.util.find_spec("dvc") is None:
-        raise SetUpError(
-            f"{sys.executable} has no DVC: start the worker with `make worker`, or install the extra `pipeline`"
-        )
     with connected() as client:
         try:
             found = client.read_work_pool(pool)

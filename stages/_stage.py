@@ -27,7 +27,7 @@ from chunk_grpo.artifacts import check_writable
 from chunk_grpo.artifacts.manifest import Notes, measured_run
 from chunk_grpo.code import check_code
 from chunk_grpo.config import Params, load_params
-from chunk_grpo.environment import EXIT_CODE, PROCESSES
+from chunk_grpo.environment import EXIT_CODE, PROCESSES, whole_number
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, Stopped
 from chunk_grpo.stopping import STOP
 
@@ -121,21 +121,13 @@ def is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def asked_processes() -> int | None:
-    """The number of processes set in the environment for training and generation, or None."""
-    value = os.environ.get(PROCESSES)
-    if value is not None and (not value.isdecimal() or int(value) < 1):
-        raise ConfigError(f"{PROCESSES}: must be a number of at least 1, got {value!r}; set one, or unset it")
-    return None if value is None else int(value)
-
-
 def check_environment() -> None:
     """Reject an incomplete set of torchrun's and accelerate's rank variables, or a RANK that is not below WORLD_SIZE.
 
     With a stray RANK the process would take itself for a non-main process and write nothing. A wrong number of
     processes is refused by the first stage already.
     """
-    asked_processes()
+    whole_number(PROCESSES, None)
     given = {name: os.environ[name] for name in _PLACES if name in os.environ}
     remedy = "unset it, or start the processes by `accelerate launch` or torchrun"
     for name, value in given.items():
@@ -204,11 +196,9 @@ def _parse(
     )
     types = typing.get_type_hints(arguments)
     for field in fields(arguments):
-        if (kind := types[field.name]) not in (str, int):
-            raise TypeError(f"{arguments.__name__}.{field.name}: must be str or int")
         parser.add_argument(
             f"--{field.name.replace('_', '-')}",
-            type=kind,
+            type=types[field.name],
             required=field.default is MISSING,
             default=field.default,
             help=field.metadata["help"],

@@ -160,10 +160,21 @@ class Workspace:
         command = [*prefix, sys.executable, "-m", module, *options]
         return subprocess.Popen(command, cwd=self.root, env=environment, stderr=subprocess.PIPE, text=True)
 
-    def files(self) -> dict[str, bytes]:
-        """Files below artifacts/."""
+    def finish(self, stage: str, seconds: float = 600) -> None:
+        """Run a stage as a process of its own, to its end."""
+        with self.process(stage) as process:
+            _, errors = process.communicate(timeout=seconds)
+        assert process.returncode == 0, errors
+
+    def files(self, *starts: str) -> dict[str, bytes]:
+        """Files below artifacts/, of all or of some folders."""
         paths = [path for path in self.artifacts.rglob("*") if path.is_file()]
-        return {path.relative_to(self.artifacts).as_posix(): path.read_bytes() for path in paths}
+        found = {path.relative_to(self.artifacts).as_posix(): path.read_bytes() for path in paths}
+        return {name: content for name, content in found.items() if name.startswith(starts or "")}
+
+    def trained(self) -> dict[str, bytes]:
+        """Weights and metrics of the variant."""
+        return self.files(f"train/{self.variant}/")
 
 
 def prompt_file(path: str) -> dict[str, Any]:

@@ -103,6 +103,10 @@ ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.starts
 Shell = Callable[..., str]
 
 
+def quiet(_: str) -> None:
+    """Log nothing."""
+
+
 @pytest.fixture(scope="session")
 def shell() -> Shell:
     """Run a program in a folder and return its output; a failure fails the test."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
-from chunk_grpo.environment import STAGE_ATTEMPTS
-from chunk_grpo.errors import ConfigError, TransientError
+from chunk_grpo.environment import STAGE_ATTEMPTS, whole_number
+from chunk_grpo.errors import TransientError
 from chunk_grpo.orchestration.commands import Log
 from chunk_grpo.orchestration.outcomes import StageFailed
 
@@ -29,10 +28,7 @@ def pause_after(attempts: int) -> float:
 
 def attempts_allowed(default: int = _ATTEMPTS) -> int:
     """Number of attempts at a stage, at least 1, from the environment; `default` without the variable."""
-    text = os.environ.get(STAGE_ATTEMPTS) or str(default)
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"{STAGE_ATTEMPTS}: must be a whole number of at least 1, got {text!r}")
-    return int(text)
+    return whole_number(STAGE_ATTEMPTS, default)
 
 
 def attempted(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -148,8 +147,5 @@ def forget_unfinished(runs: Path) -> None:
 def _clear(folder: Path) -> None:
     for entry in folder.glob("*.tmp"):
         entry.unlink(missing_ok=True)
-    try:
+    with suppress(OSError):  # it has an entry
         folder.rmdir()
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # both mean: the folder has an entry
-            raise

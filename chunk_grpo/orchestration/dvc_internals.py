@@ -1,7 +1,7 @@
 """What this package imports from DVC, but for dvc_process.py.
 
 DVC documents its command line and `dvc.api`. What is named here may change with any release: it is imported in two
-modules alone, pyproject.toml bounds the version, and tests/orchestration/test_dvc_internals.py checks what is used.
+modules alone, pyproject.toml bounds the version, and tests/orchestration/ runs all of it on a real repository.
 """
 
 from dvc.config import Config

@@ -40,11 +40,11 @@ _BEAT_SECONDS = 0.5
 
 def machines_of_environment() -> Machines:
     """This machine's place; one machine if the variables are not set."""
-    count = _number(environment.MACHINES, "1", 1)
+    count = environment.whole_number(environment.MACHINES, 1)
     if count == 1:
         return Machines()
-    index = _number(environment.MACHINE, None, 0)
-    if index >= count:
+    index = environment.whole_number(environment.MACHINE, None, 0)
+    if index is None or index >= count:
         raise ConfigError(
             f"{environment.MACHINE}: must be below {environment.MACHINES} = {count}, got {index}"
         )
@@ -64,13 +64,6 @@ def machines_of_environment() -> Machines:
 
 def _note(place: Machines, index: int) -> Path:
     return place.folder / f"machine-{index}.json"
-
-
-def _number(name: str, default: str | None, least: int) -> int:
-    value = os.environ.get(name, default)
-    if value is None or not value.isdecimal() or int(value) < least:
-        raise ConfigError(f"{name}: must be a whole number of at least {least}, got {value!r}")
-    return int(value)
 
 
 class Other:

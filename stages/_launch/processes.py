@@ -24,7 +24,7 @@ from chunk_grpo.gpus import has_gpu
 from chunk_grpo.stopping import stop_seconds
 from stages._launch.elastic import Job, Machines, Outcome, Stop, launch
 from stages._launch.machines import Board, machines_of_environment
-from stages._stage import Arguments, asked_processes, leave_code, parsed, report_error, run_stage
+from stages._stage import Arguments, leave_code, parsed, report_error, run_stage
 
 
 def run_processes(
@@ -83,7 +83,7 @@ def _on_all(machines: Machines, job: Job, seconds: float, *, on_cpu: bool) -> Ou
 
 def _asked(gpus: int) -> int | None:
     """The number of processes set in the environment, at least 1 and with GPUs at most `gpus`, or None."""
-    count = asked_processes()
+    count = environment.whole_number(environment.PROCESSES, None)
     if count is not None and 0 < gpus < count:
         raise ConfigError(f"{environment.PROCESSES}: must be at most the number of GPUs {gpus}, got {count}")
     return count

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import s3fs
 
-from tests.flows.test_s3 import ALL, Machines, add_remote, quiet, restored
+from tests.flows.test_s3 import ALL, Machines, add_remote, restored
 from tests.forked_dvc import forked_dvc
 from tests.s3_server import server_on
-from tests.small_pipeline import Shell
+from tests.small_pipeline import Shell, quiet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

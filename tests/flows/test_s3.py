@@ -13,14 +13,10 @@ from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.outcomes import RemoteError
 from chunk_grpo.orchestration.pipeline import Pipeline
 from chunk_grpo.orchestration.workspace import share_cache
-from tests.small_pipeline import Shell
+from tests.small_pipeline import Shell, quiet
 
 STAGES = ["prepare", "train@a", "train@b", "report"]
 MODEL = "models/a.txt"
-
-
-def quiet(_: str) -> None:
-    """Log nothing."""
 
 
 def restored(workspace: Pipeline, *, pull: bool = True) -> dict[str, str]:

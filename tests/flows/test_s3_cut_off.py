@@ -11,9 +11,9 @@ import pytest
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.outcomes import RemoteError
 from chunk_grpo.orchestration.pipeline import Pipeline
-from tests.flows.test_s3 import Machines, add_remote, name_of, quiet, store
+from tests.flows.test_s3 import Machines, add_remote, name_of, store
 from tests.s3_server import server_on
-from tests.small_pipeline import Shell
+from tests.small_pipeline import Shell, quiet
 
 pytestmark = pytest.mark.slow
 

@@ -19,10 +19,10 @@ from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.outcomes import RemoteError
 from chunk_grpo.orchestration.pipeline import Pipeline
 from tests.artifacts.test_publishing import NEXT, RUN, make_workspace
-from tests.flows.test_s3 import ALL, STAGES, Machines, add_remote, quiet, restored, store
+from tests.flows.test_s3 import ALL, STAGES, Machines, add_remote, restored, store
 from tests.s3_server import free_port
 from tests.scorers.originals.environments import python_with
-from tests.small_pipeline import Shell
+from tests.small_pipeline import Shell, quiet
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -130,17 +130,6 @@ def test_flipped_bits_are_detected_or_harmless(name: SchemaName, tmp_path: Path)
     assert refused > 200
 
 
-def test_truncated_and_swapped_files_are_detected(tmp_path: Path) -> None:
-    random_, path = random.Random(46), tmp_path / "table.parquet"
-    write_table(table_from_rows(rows_of("scores", random_), "scores"), path, "scores")
-    content = path.read_bytes()
-    for size in random_.sample(range(len(content)), 100):
-        for damaged in (content[:size], content[size:], content[size:] + content[:size]):
-            path.write_bytes(damaged if damaged != content else b"")
-            with pytest.raises(DataError, match=f"^{path}: "):
-                read_table(path, "scores")
-
-
 @pytest.mark.parametrize(
     ("rows", "told"),
     [

@@ -47,6 +47,7 @@ def gets_in(kind: str, headers: list[tuple[str, str]], **options: Any) -> bool:
         ([("Host", HOST), ("Origin", PORT.upper())], True),
         ([("host", HOST), ("origin", "http://evil.example")], False),
         ([("host", HOST), ("origin", "http://127.0.0.1:4201")], False),  # the published reports
+        ([("host", HOST), ("origin", f"http://evil.{HOST}")], False),
         ([("host", HOST), ("origin", "null")], False),  # a file, or a page in a sandbox
         ([("host", HOST), ("origin", "")], False),
         ([("host", HOST), ("origin", PORT), ("origin", "http://evil.example")], False),

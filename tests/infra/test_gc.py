@@ -20,14 +20,10 @@ from chunk_grpo.orchestration.clones import locked, make_clone
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.workspace import RunSpec, TrainedModels, Workspace, make_workspace
 from tests.forked_dvc import forked_dvc
-from tests.small_pipeline import ENVIRONMENT, Shell
+from tests.small_pipeline import ENVIRONMENT, Shell, quiet
 from tests.waiting import wait_for
 
 DAY = 86400
-
-
-def quiet(_: str) -> None:
-    """Log nothing."""
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from threading import Thread
 
 import pytest
 
+from chunk_grpo.errors import ConfigError
 from chunk_grpo.orchestration.clones import locked
 from chunk_grpo.orchestration.served import AUTH, OUR_STRING, PORT
 from infra.local_prefect import SERVER_STRING, LocalPrefect, free_port
@@ -91,7 +92,7 @@ def test_password_can_be_disabled_with_a_warning(home: Path, monkeypatch: pytest
     assert "Any user of this machine can start runs" in OPEN
     for wrong in ("no", "-1", "off"):
         monkeypatch.setenv("AUTH", wrong)
-        with pytest.raises(SetUpError, match="AUTH must be"):
+        with pytest.raises(ConfigError, match="AUTH: must be"):
             ask_for_string(prefect)
 
 

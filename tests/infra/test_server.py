@@ -152,7 +152,7 @@ def told(served: LocalPrefect, module: str, *options: str, **environment: str) -
     command = [sys.executable, "-m", f"infra.{module}", *options]
     environment = served.environment | environment
     result = subprocess.run(command, cwd=served.root, env=environment, capture_output=True, text=True)
-    assert result.returncode == 1
+    assert result.returncode == 2
     assert "Traceback" not in result.stdout + result.stderr
     return result.stdout + result.stderr
 

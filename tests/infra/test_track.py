@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from chunk_grpo.__main__ import call
-
-Shell = Callable[..., str]
+from tests.small_pipeline import Shell
 
 
 @pytest.fixture

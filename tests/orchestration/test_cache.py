@@ -1,8 +1,6 @@
 """Remains of a full disk or a kill are removed from DVC's run cache, and nothing else."""
 
-import errno
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -39,37 +37,6 @@ def test_unfinished_entries_and_empty_folders_go_and_finished_ones_stay(tmp_path
     forget_unfinished(tmp_path / "none")
     assert sorted(path.name for path in tmp_path.glob("??/*")) == ["bb1", "bb2"]
     assert [path.name for each in (both, whole) for path in each.iterdir()] == ["cc", "cc"]
-
-
-@pytest.mark.parametrize("when", ["stat", "unlink", "rmdir"])
-def test_another_run_may_remove_the_same_meanwhile(
-    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    half, later = aged(folder(tmp_path, "aa1", ".x.tmp")), aged(folder(tmp_path, "bb1", ".x.tmp"))
-    real, waiting = getattr(Path, when), [half, half / ".x.tmp"]
-
-    def removed_before(path: Path, **options: bool) -> object:
-        if path in waiting:
-            waiting.clear()
-            shutil.rmtree(half)
-        return real(path, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, when, removed_before)
-        forget_unfinished(tmp_path)
-    assert not half.exists()
-    assert not later.exists()
-
-
-def test_reports_folder_that_cannot_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    aged(folder(tmp_path, "aa1"))
-
-    def refuse(path: Path) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "rmdir", refuse)
-    with pytest.raises(PermissionError, match="aa1"):
-        forget_unfinished(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,7 @@ from chunk_grpo.orchestration.clones import make_clone
 from chunk_grpo.orchestration.dvc_internals import Config, Repo
 from chunk_grpo.orchestration.dvc_state import VARIABLE, keep_own_state
 from chunk_grpo.orchestration.workspace import share_cache
-
-Shell = Callable[..., str]
+from tests.small_pipeline import Shell
 
 
 @pytest.fixture

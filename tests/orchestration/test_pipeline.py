@@ -18,15 +18,11 @@ from chunk_grpo.orchestration.outcomes import RemoteError, StageFailed
 from chunk_grpo.orchestration.pipeline import Pipeline, locked_stages
 from chunk_grpo.orchestration.presets import compose
 from chunk_grpo.orchestration.workspace import write_params
-from tests.small_pipeline import Shell
+from tests.small_pipeline import Shell, quiet
 from tests.waiting import has_ended, wait_for
 
 TITLE = "no title"
 STAGES = ["prepare", "train@a", "train@b", "report"]
-
-
-def quiet(_: str) -> None:
-    """Log nothing."""
 
 
 def of(folder: Path) -> Pipeline:

@@ -25,11 +25,7 @@ from chunk_grpo.orchestration.workspace import (
     share_cache,
     write_params,
 )
-from tests.small_pipeline import Shell
-
-
-def quiet(_: str) -> None:
-    """Log nothing."""
+from tests.small_pipeline import Shell, quiet
 
 
 def clone_of(pipeline: Path, folder: Path, commit: str = "HEAD") -> Path:

@@ -38,7 +38,7 @@ NUMBER = "must be a whole number of at least 0, got"
         ({"WORLD_SIZE": "x"}, f"WORLD_SIZE: {NUMBER} 'x'; {REMEDY}"),
         (
             {"CHUNK_GRPO_PROCESSES": "two"},
-            "CHUNK_GRPO_PROCESSES: must be a number of at least 1, got 'two'; set one",
+            "CHUNK_GRPO_PROCESSES: must be a whole number of at least 1, got 'two'; set one",
         ),
         ({"RANK": "-1"}, f"RANK: {NUMBER} '-1'; {REMEDY}"),
         (

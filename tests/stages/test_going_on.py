@@ -75,11 +75,7 @@ def test_more_iterations_go_on_from_the_kept_state(variant: str, workspace: Work
     def train(iterations: int, keep: bool = True) -> dict[str, bytes]:
         trained.schedule(iterations=iterations, keep_state=keep, checkpoints_kept=4)
         assert trained.run("train") == 0
-        return {
-            name: content
-            for name, content in trained.files().items()
-            if name.startswith((f"train/{variant}/", f"curves/{variant}/"))
-        }
+        return trained.files(f"train/{variant}/", f"curves/{variant}/")
 
     def begun_after() -> int:
         record = read_journal(trained.root / "logs" / variant / "seed-0" / FILE)
@@ -173,7 +169,7 @@ def test_copies_of_the_kept_state_serve_a_machine_without_it(
     def train(iterations: int, keep: bool) -> dict[str, bytes]:
         workspace.schedule(iterations=iterations, keep_state=keep)
         assert workspace.run("train") == 0
-        return {name: content for name, content in workspace.files().items() if name.startswith("train/")}
+        return workspace.trained()
 
     four, bucket = train(4, keep=False), tmp_path / "bucket"
     monkeypatch.setenv(CHECKPOINTS, str(bucket))

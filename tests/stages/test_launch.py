@@ -158,16 +158,6 @@ def test_processes_end_with_the_one_that_started_them_or_its_parent(
     wait_for(lambda: started.all_say("saved"), 60, "both saved")
 
 
-@pytest.mark.parametrize("value", ["0", "two"])
-def test_rejects_invalid_process_count(
-    value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv(PROCESSES, value)
-    assert run_processes(lambda params, arguments: None, object) == 2  # type: ignore[type-var]
-    said = f"error: {PROCESSES}: must be a number of at least 1, got '{value}'; set one, or unset it\n"
-    assert capsys.readouterr().err == said
-
-
 @pytest.mark.parametrize(
     ("gpus", "machines", "share", "count"),
     [
@@ -223,11 +213,9 @@ def shared(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 
 def finish(workspace: Workspace) -> dict[str, bytes]:
     """Train to the end; weights and metrics."""
-    with workspace.process("train") as process:
-        _, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors
+    workspace.finish("train")
     assert list((workspace.root / ".ckpt").iterdir()) == []
-    return {name: content for name, content in workspace.files().items() if name.startswith("train/")}
+    return workspace.trained()
 
 
 @pytest.mark.slow

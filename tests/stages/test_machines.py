@@ -164,7 +164,7 @@ PLACE = {MACHINES: "2", MACHINE: "0", MASTER_ADDRESS: "first", NOTES: "/notes"}
     [
         (MACHINES, "1:4", "PET_NNODES: must be a whole number of at least 1, got '1:4'"),
         (MACHINE, "2", "PET_NODE_RANK: must be below PET_NNODES = 2, got 2"),
-        (MACHINE, None, "PET_NODE_RANK: must be a whole number of at least 0, got None"),
+        (MACHINE, None, "PET_NODE_RANK: must be below PET_NNODES = 2, got None"),
         (
             MASTER_ADDRESS,
             None,

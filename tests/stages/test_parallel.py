@@ -1,6 +1,5 @@
 """Stages whose work several processes share."""
 
-import socket
 import subprocess
 import sys
 
@@ -9,6 +8,7 @@ import pytest
 from chunk_grpo.environment import PROCESSES
 from chunk_grpo.parallel import Workers
 from tests.conftest import Workspace
+from tests.s3_server import free_port
 from tests.training.worker import environment
 
 WORK = """
@@ -35,9 +35,7 @@ leave_group()
 
 def shared(what: str) -> list[tuple[int, list[str]]]:
     """Exit code and output of two processes that share five jobs."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     pair = [
         subprocess.Popen(
             [sys.executable, "-c", WORK, what],
@@ -80,10 +78,8 @@ def test_the_bytes_of_a_training_do_not_depend_on_the_cores(
     found = []
     for threads in ("1", "3"):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
-        with workspace.process("train") as process:
-            _, errors = process.communicate(timeout=240)
-        assert process.returncode == 0, errors
-        found.append({name: c for name, c in workspace.files().items() if name.startswith("train/")})
+        workspace.finish("train")
+        found.append(workspace.trained())
     assert found[0] == found[1]
 
 
@@ -101,7 +97,5 @@ def test_two_processes_write_the_bytes_of_one(
 ) -> None:
     before = {name: content for name, content in workspace.files().items() if not name.startswith("runs/")}
     monkeypatch.setenv(PROCESSES, "2")
-    with workspace.process(stage) as process:
-        _, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors
+    workspace.finish(stage)
     assert {name: c for name, c in workspace.files().items() if not name.startswith("runs/")} == before

@@ -18,10 +18,6 @@ def under_dvc(monkeypatch: pytest.MonkeyPatch, workspace: Workspace) -> None:
     monkeypatch.setenv("DVC_ROOT", str(workspace.root))
 
 
-def outputs(workspace: Workspace, *folders: str) -> dict[str, bytes]:
-    return {name: content for name, content in workspace.files().items() if name.startswith(folders)}
-
-
 def record(workspace: Workspace, path: Path) -> None:
     """Write a dvc.lock with an output, as DVC does when it has hashed it."""
     found = hashlib.md5(path.read_bytes()).hexdigest()
@@ -43,7 +39,7 @@ def test_a_training_that_dvc_has_not_recorded_is_not_trained_again(
         monkeypatch.setattr("os.link", no_link)
     folders = (f"train/{VARIANT}/", f"curves/{VARIANT}/", f"timings/{VARIANT}/")
     assert workspace.run("train") == 0
-    whole = outputs(workspace, *folders)
+    whole = workspace.files(*folders)
     (kept,) = (workspace.root / ".ckpt").iterdir()
     assert [path.name for path in kept.iterdir()] == ["results"]  # without checkpoints
     for folder in folders:  # as DVC does before it runs a stage again
@@ -51,14 +47,14 @@ def test_a_training_that_dvc_has_not_recorded_is_not_trained_again(
     capfd.readouterr()
     assert workspace.run("train") == 0
     assert "its results are taken over" in capfd.readouterr().err
-    assert outputs(workspace, *folders) == whole  # the wall-clock metrics too
+    assert workspace.files(*folders) == whole  # the wall-clock metrics too
     forget_recorded(workspace.root)
     assert kept.exists()
     (timings,) = (workspace.artifacts / "timings" / VARIANT).iterdir()
     record(workspace, timings)
     forget_recorded(workspace.root)
     assert not kept.exists()
-    assert outputs(workspace, *folders) == whole
+    assert workspace.files(*folders) == whole
 
 
 def test_copies_of_checkpoints_stay_as_long_as_the_results(

@@ -28,20 +28,6 @@ def newest(folder: Path) -> int:
     return checkpoints.newest(folder)
 
 
-def outputs(workspace: Workspace) -> dict[str, bytes]:
-    """Weights and metrics."""
-    return {
-        name: content for name, content in workspace.files().items() if name.startswith(f"train/{VARIANT}/")
-    }
-
-
-def finish(workspace: Workspace) -> dict[str, bytes]:
-    with workspace.process("train") as process:
-        _, errors = process.communicate(timeout=600)
-    assert process.returncode == 0, errors
-    return outputs(workspace)
-
-
 def forget(workspace: Workspace) -> None:
     shutil.rmtree(workspace.artifacts / "train" / VARIANT, ignore_errors=True)
     shutil.rmtree(workspace.root / ".ckpt", ignore_errors=True)
@@ -70,7 +56,8 @@ def test_twenty_kills_lose_nothing_that_was_saved(
     )  # as under DVC, which may be killed before it has the results
     workspace.schedule(prompts_per_iteration=4, iterations=ITERATIONS, shard_weights=True, checkpoint_every=1)
     forget(workspace)
-    whole = finish(workspace)
+    workspace.finish("train")
+    whole = workspace.trained()
     forget(workspace)
     moments, kills, finished, resumed = random.Random(7), 0, 0, 0
     while kills < KILLS:
@@ -88,14 +75,15 @@ def test_twenty_kills_lose_nothing_that_was_saved(
             _, errors = process.communicate(timeout=300)
         wait_until_gone(workspace.root)
         if process.returncode == 0:
-            assert outputs(workspace) == whole
+            assert workspace.trained() == whole
             forget(workspace)
             finished += 1
             continue
         assert process.returncode in (75, -signal.SIGKILL, 128 + signal.SIGKILL), errors
         assert newest(workspace.root) >= before
         resumed += newest(workspace.root) > 0
-    assert finish(workspace) == whole
+    workspace.finish("train")
+    assert workspace.trained() == whole
     sys.stdout.write(f"{kills} kills, {resumed} times resumed, {finished + 1} times finished\n")
     assert resumed > KILLS / 2
 

@@ -148,15 +148,6 @@ def test_a_process_leaves_its_group_before_it_ends(
     assert not distributed.is_initialized()
 
 
-def test_an_argument_of_another_type_is_refused() -> None:
-    @dataclass(frozen=True)
-    class Arguments:
-        ratio: float = value("a ratio")
-
-    with pytest.raises(TypeError, match=r"Arguments\.ratio: must be str or int"):
-        run_stage(not_reached, Arguments, [])  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("own", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", None])
 def test_memory_of_a_gpu_grows_in_place_unless_the_environment_says_otherwise(
     own: str | None, monkeypatch: pytest.MonkeyPatch

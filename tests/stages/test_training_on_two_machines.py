@@ -28,13 +28,6 @@ def shared(workspace: Workspace) -> Workspace:
     return workspace
 
 
-def outputs(workspace: Workspace) -> dict[str, bytes]:
-    """Weights and metrics."""
-    return {
-        name: content for name, content in workspace.files().items() if name.startswith(f"train/{VARIANT}/")
-    }
-
-
 @pytest.fixture
 def expected(shared: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """Outputs of two processes of one launcher."""
@@ -42,10 +35,8 @@ def expected(shared: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     alone = Workspace(tmp_path / "one")
     with monkeypatch.context() as patch:
         patch.setenv(PROCESSES, "2")
-        with alone.process("train") as process:
-            _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    return outputs(alone)
+        alone.finish("train")
+    return alone.trained()
 
 
 @pytest.fixture
@@ -64,7 +55,7 @@ def test_two_machines_write_the_bytes_of_one_where_the_stage_was_started(
     with two.following() as follower, two.started(0, train(two, shared)) as stage:
         assert stage.ended(300)[0] == 0, stage.messages.read_text()
         follower.says("with exit code 0")
-    assert outputs(shared) == expected
+    assert shared.trained() == expected
     assert list((shared.root / ".ckpt").iterdir()) == []
 
 
@@ -106,7 +97,7 @@ def test_a_lost_machine_ends_the_other_and_the_next_run_goes_on_to_the_same_byte
                 break  # lost after the outputs were in place, from when on checkpoints are forgotten
             assert newest(shared.root) > before
     assert ends > 0
-    assert outputs(shared) == expected
+    assert shared.trained() == expected
 
 
 def test_hybrid_sharding_keeps_the_shards_once_and_resumes_to_the_same_bytes(
@@ -129,7 +120,7 @@ def test_hybrid_sharding_keeps_the_shards_once_and_resumes_to_the_same_bytes(
             with two.started(0, train(two, first)) as stage:
                 assert stage.ended(300)[0] == 0, stage.messages.read_text()
             follower.says("with exit code 0")
-        found.append(outputs(first))
+        found.append(first.trained())
     assert found[0] == found[1]
 
 
