@@ -67,9 +67,7 @@ def test_code_that_was_edited_after_its_record_is_refused(code: Path, tmp_path: 
         check_code(str(record))
 
 
-def test_edit_of_checkout_is_reported_and_copy_continues(
-    code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_edit_of_checkout_is_reported_and_copy_continues(code, tmp_path, monkeypatch, capsys):
     record = tmp_path / "train.json"
     record.write_text(json.dumps(code_records(code)["train"]))
     checkout = tmp_path / "checkout"

@@ -97,18 +97,14 @@ def test_deleted_file_leaves_the_cache(memory: Path, tmp_path: Path) -> None:
     assert "gone.txt" not in memory.read_text()
 
 
-def test_a_file_that_cannot_be_read_is_named(
-    memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_read_is_named(memory, tmp_path, monkeypatch):
     monkeypatch.setattr(digests, "_sha256", Mock(side_effect=PermissionError(13, "Permission denied")))
     with pytest.raises(DataError, match=r"a\.txt: cannot be read \(Permission denied\)"):
         Digests(memory).of(settled(tmp_path / "a.txt", "red"))
 
 
 @pytest.mark.parametrize("name", ["signs.txt", "sets/signs.txt", "a.b/signs"])
-def test_missing_dvc_file_error_names_next_step(
-    name: str, memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_dvc_file_error_names_next_step(name, memory, tmp_path, monkeypatch):
     """A copy of a checkout, as of `dvc exp run --temp`, has the .dvc file alone."""
     monkeypatch.chdir(tmp_path)
     assert Digests(memory).of(name) is None

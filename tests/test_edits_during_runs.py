@@ -120,9 +120,7 @@ EDITS: dict[str, tuple[Change, str, Change, str]] = {
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", EDITS)
-def test_result_belongs_to_the_inputs_that_were_read(
-    name: str, finished: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_result_belongs_to_the_inputs_that_were_read(name, finished, tmp_path):
     (kept, programs), (first, stage, edit, due) = finished, EDITS[name]
     root = tmp_path / "checkout"
     shutil.copytree(kept, root, symlinks=True)

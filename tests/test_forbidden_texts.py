@@ -1,7 +1,6 @@
 """Secrets do not reach params.yaml: users and passwords in URLs, and what Hydra takes from the environment."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,6 @@ from chunk_grpo.orchestration.presets import combinations, composed_text, overri
 from tests.params_edits import RAW, drop, problems, put
 
 SECRET = "hun-ter2"
-FILE: dict[str, Any] = {"path": "p.txt"}
 
 
 @pytest.fixture(autouse=True)

@@ -73,9 +73,7 @@ def test_every_image_is_drawn_once_and_named(base: FluxFamily, tuned: FluxFamily
         assert image.picture.dtype == np.uint8
 
 
-def test_every_policy_starts_from_the_same_noise(
-    base: FluxFamily, tuned: FluxFamily, prompts: PromptSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_policy_starts_from_the_same_noise(base, tuned, prompts, monkeypatch):
     """Seen at the models' first step, not only in the seeds that are written down."""
     starts: list[torch.Tensor] = []
     for family in (base, tuned):
@@ -119,9 +117,7 @@ def pictures(of: dict[Key, GeneratedImage], mode: str) -> list[NDArray[np.uint8]
     return [image.picture for (m, *_), image in sorted(of.items()) if m == mode]
 
 
-def test_hybrid_equals_tuned_or_base_at_its_limits(
-    base: FluxFamily, tuned: FluxFamily, prompts: PromptSet
-) -> None:
+def test_hybrid_equals_tuned_or_base_at_its_limits(base, tuned, prompts):
     without, alone = (images(base, tuned, prompts, base_steps=steps) for steps in (0, SETTINGS.num_steps))
     assert np.array_equal(pictures(without, "hybrid"), pictures(without, "tuned"))
     assert np.array_equal(pictures(alone, "tuned"), pictures(without, "tuned"))  # the same bytes again
@@ -129,9 +125,7 @@ def test_hybrid_equals_tuned_or_base_at_its_limits(
     assert not np.array_equal(pictures(alone, "hybrid"), pictures(alone, "tuned"))
 
 
-def test_the_base_model_takes_the_last_steps_of_hybrid(
-    base: FluxFamily, tuned: FluxFamily, prompts: PromptSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_base_model_takes_the_last_steps_of_hybrid(base, tuned, prompts, monkeypatch):
     calls: list[float] = []
     original = base.velocity
 
@@ -145,9 +139,7 @@ def test_the_base_model_takes_the_last_steps_of_hybrid(
     assert calls == pytest.approx([3 / 5, 3 / 8])
 
 
-def test_non_finite_latents_are_an_error(
-    base: FluxFamily, tuned: FluxFamily, prompts: PromptSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_non_finite_latents_are_an_error(base, tuned, prompts, monkeypatch):
     broken = tuned.frozen_copy()
     with torch.no_grad():
         broken.transformer.proj_out.weight.fill_(float("nan"))
@@ -157,9 +149,7 @@ def test_non_finite_latents_are_an_error(
         images(broken, None, prompts)
 
 
-def test_the_base_model_waits_until_the_trained_policy_is_gone(
-    base: FluxFamily, tuned: FluxFamily, prompts: PromptSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_base_model_waits_until_the_trained_policy_is_gone(base, tuned, prompts, tmp_path, monkeypatch):
     """So that one network at a time need be on the device."""
     tuned.save_transformer(dict(tuned.transformer.state_dict()), tmp_path)
     alive: list[weakref.ref[torch.nn.Module]] = []
@@ -195,9 +185,7 @@ def test_the_base_model_waits_until_the_trained_policy_is_gone(
 
 
 @pytest.mark.parametrize("policy", ["base", "tuned"])
-def test_the_steps_of_a_batch_are_counted_before_its_images_are_handed_out(
-    base: FluxFamily, tuned: FluxFamily, prompts: PromptSet, policy: str
-) -> None:
+def test_the_steps_of_a_batch_are_counted_before_its_images_are_handed_out(base, tuned, prompts, policy):
     """`stages.generate` takes as many batches as there are, and no further one: what came later was never counted.
 
     Batches of 4 and 2 images take 6 steps; the base model takes 2 more for the mode hybrid.

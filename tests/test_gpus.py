@@ -31,9 +31,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 @pytest.mark.usefixtures("driver")
-def test_a_gpu_that_torch_does_not_see_is_an_error(
-    build: str | None, cause: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_torch_does_not_see_is_an_error(build, cause, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", build)
     with pytest.raises(ConfigError) as raised:
         has_gpu()

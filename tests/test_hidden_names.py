@@ -13,8 +13,6 @@ from tests.drills.changes import leaves, with_value
 from tests.params_edits import Edit, drop, problems, put
 from tests.test_presets import PRESETS, compose
 
-ROOT = Path(__file__).resolve().parents[1]
-
 
 def test_hidden_names_match_dvc() -> None:
     assert HIDDEN == (Meta.PARAM_SIZE, Meta.PARAM_NFILES)

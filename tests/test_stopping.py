@@ -1,7 +1,6 @@
 """chunk_grpo/stopping.py: a stage's process ends with its parent and by a signal, from its first milliseconds on."""
 
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -80,18 +79,6 @@ os.kill(child, 18)
 print(os.waitpid(child, 0)[1], flush=True)
 """
 """Adopts the orphans of what it starts, as a container's or a session's first process does."""
-
-
-_LOGIN = """
-import fcntl, os, sys, termios
-os.setsid()
-terminal = int(sys.argv[1])
-fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
-for output in (0, 1, 2):
-    os.dup2(terminal, output)
-os.execv(sys.executable, [sys.executable, "-m", "stages.training", "1"])
-"""
-"""Becomes a stage with the terminal of that number as its own."""
 
 
 @pytest.fixture
@@ -183,28 +170,15 @@ def test_the_second_ctrl_c_ends_a_training_that_saves_at_once(folder: Path) -> N
     assert not (folder / "checkpoint").exists()
 
 
-def test_a_training_is_saved_when_its_terminal_closes(folder: Path) -> None:
-    """The line discipline sends SIGHUP to the session's leader; no byte can be written any more."""
-    keeper, terminal = pty.openpty()
-    environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "TERM": "xterm"}
-    with subprocess.Popen(
-        [sys.executable, "-c", _LOGIN, str(terminal)], cwd=folder, env=environment, pass_fds=[terminal]
-    ) as process:
-        os.close(terminal)
-        wait_for((folder / "begun").exists, 30, "begun")
-        os.close(keeper)
-        assert process.wait(20) == 75
-    assert (folder / "checkpoint").exists()
-
-
-def test_a_training_is_saved_when_nobody_reads_its_lines(folder: Path) -> None:
-    """Nobody reads after Prefect killed the flow run, 30 s after its stop request."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_training_is_saved_when_nobody_reads_its_lines(number: signal.Signals, folder: Path) -> None:
+    """Nobody reads after Prefect killed the flow run, 30 s after its stop request, or a terminal was closed."""
     ours, theirs = os.pipe()
     with started(folder, "-m", "stages.training", "1", stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         wait_for((folder / "begun").exists, 30, "begun")
         os.close(ours)
-        process.terminate()
+        process.send_signal(number)
         assert process.wait(20) == 75
     assert (folder / "checkpoint").exists()
 

@@ -282,9 +282,7 @@ def test_settings_that_do_not_fit_together_are_named(settings: dict[str, Any], m
         ({**CHUNK, "controlled": True}, WATCHED[1], "controlled: needs train.heldout.controller, got true"),
     ],
 )  # fmt: skip
-def test_settings_that_do_not_fit_the_rest_are_named(
-    settings: dict[str, Any], edit: Edit, message: str
-) -> None:
+def test_settings_that_do_not_fit_the_rest_are_named(settings, edit, message):
     (found,) = problems(ADAPTIVE, put("variants", {}), put("variants.it", settings), edit)
     assert found.startswith(f"variants.it.{message}")
 

@@ -1,14 +1,16 @@
 """Small random FluxPipeline folders in the real file formats, and what tests of tuning share."""
 
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from torch import Tensor
+from torch import Tensor, nn
 
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.base import Conditioning, LoadOptions, TuningOptions, VelocityModel
@@ -98,6 +100,30 @@ def options(
     return TuningOptions(rank, 6.0, targets, checkpointing, autocast)
 
 
+def prepared(load: Callable[[], FluxFamily], rank: int | None = None, **settings: Any) -> FluxFamily:
+    """A family that was loaded anew, ready for training."""
+    family = load()
+    family.prepare_training(options(rank, **settings), seed=0)
+    return family
+
+
+class Wrapper(nn.Module):
+    """A module around a network, as that of distributed training; remembers whether each call had a gradient."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module, self.with_gradient = module, []
+
+    def forward(self, **inputs: Any) -> Any:
+        self.with_gradient.append(torch.is_grad_enabled())
+        return self.module(**inputs)
+
+
+def edit_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Set values of a JSON object in a file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
 def disturb(family: FluxFamily) -> None:
     """Move everything that is trained by seeded noise, as training would."""
     stream = torch.Generator().manual_seed(9)
@@ -109,8 +135,7 @@ def disturb(family: FluxFamily) -> None:
 @pytest.fixture
 def adapted(tiny: Callable[[], FluxFamily], tmp_path: Path) -> FluxFamily:
     """A policy saved in tmp_path/adapter, of rank 3, whose adapter does something; alpha doubles it."""
-    family = tiny()
-    family.prepare_training(options(rank=3), seed=0)
+    family = prepared(tiny, rank=3)
     disturb(family)
     family.save_transformer(family.policy_state(), tmp_path / "adapter")
     return family

@@ -1,7 +1,6 @@
 """Adapters that peft itself has written: read as peft computes, or refused by the setting's name."""
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ from chunk_grpo.families.weights.adapter_settings import (
     check_settings,
     scale_of,
 )
-from tests.families.conftest import of_peft, velocity
+from tests.families.conftest import edit_json, of_peft, velocity
 
 Load = Callable[[], FluxFamily]
 
@@ -163,7 +162,7 @@ def settings(**values: Any) -> Callable[[Path], object]:
 
     def edit(folder: Path) -> None:
         path = folder / "adapter_config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+        edit_json(path, values)
 
     return edit
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from chunk_grpo.config.families import family_names
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.tracing.build import component_names
-from tests.families.conftest import TINY, load_flux, refused
+from tests.families.conftest import TINY, edit_json, load_flux, refused
 from tests.families.parity import load, module_of
 
 State = dict[str, Tensor]
@@ -260,7 +260,7 @@ def test_weights_in_one_file_and_in_several_are_ambiguous(copy):
 )
 def test_configurations_that_change_what_is_read(part, key, value, copy):
     path = copy / part / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    edit_json(path, {key: value})
     assert refused(copy).startswith(f"{path}: {key} must be absent, got ")
 
 
@@ -284,5 +284,5 @@ def test_an_adapter_in_a_part(copy):
 )
 def test_an_index_of_other_classes(key, value, copy):
     path = copy / "model_index.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    edit_json(path, {key: value})
     assert key in refused(copy) or str(copy) in refused(copy)

@@ -13,7 +13,7 @@ from chunk_grpo.errors import ConfigError
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.weights.checkpoint import check_files
-from tests.families.conftest import TINY, refused
+from tests.families.conftest import TINY, edit_json, refused
 
 FILES = sorted(path.relative_to(TINY).as_posix() for path in TINY.rglob("*") if path.is_file())
 
@@ -88,7 +88,7 @@ def test_weights_that_git_lfs_did_not_fetch(copy):
 
 def test_a_checkpoint_of_another_family(copy):
     index = copy / "model_index.json"
-    index.write_text(json.dumps(json.loads(index.read_text()) | {"_class_name": "StableDiffusion3Pipeline"}))
+    edit_json(index, {"_class_name": "StableDiffusion3Pipeline"})
     assert refused(copy) == (
         f"{index}: _class_name must be FluxPipeline for this family, got StableDiffusion3Pipeline. "
         "Set model.family to the family of the checkpoint, or choose another checkpoint."

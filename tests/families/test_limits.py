@@ -1,6 +1,5 @@
 """Sizes that a checkpoint does not take are refused by its configuration: the largest one runs, the next one cannot."""
 
-import json
 import logging
 import shutil
 from pathlib import Path
@@ -12,6 +11,7 @@ from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.base import Conditioning, LoadOptions
 from chunk_grpo.families.diffusers_family import DiffusersFamily
 from chunk_grpo.families.registry import check_checkpoint
+from tests.families.conftest import edit_json
 from tests.families.parity import load, module_of
 
 
@@ -89,7 +89,7 @@ def test_positions_of_a_text_encoder(tmp_path):
 def test_a_tokenizer_longer_than_the_positions_of_its_encoder(tmp_path):
     folder = saved("sd3", tmp_path)
     path = folder / "tokenizer" / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 1000}))
+    edit_json(path, {"model_max_length": 1000})
     with pytest.raises(DataError, match=r"tokenizer_config.json: model_max_length must be at most "):
         load("sd3", folder)
 
@@ -136,7 +136,7 @@ def test_a_model_of_few_steps_is_named(name, file, change, folder, tmp_path, cap
     network = change if file.startswith("transformer") else {}
     saved(name, place, **network)
     path = place / file
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    edit_json(path, change)
     options = LoadOptions(str(place), height=32, width=32, max_sequence_length=8)
     with caplog.at_level(logging.WARNING, "chunk_grpo.families.registry"):
         check_checkpoint(name, options, [], None)
@@ -146,7 +146,7 @@ def test_a_model_of_few_steps_is_named(name, file, change, folder, tmp_path, cap
 def test_a_distilled_model_takes_no_guidance(tmp_path):
     folder = saved("flux2_klein", tmp_path)
     path = folder / "model_index.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"is_distilled": True}))
+    edit_json(path, {"is_distilled": True})
     load("flux2_klein", folder, cfg_scale=1.0)
     with pytest.raises(ConfigError, match=r"must be 1 for .*, which is distilled .*, got 4"):
         load("flux2_klein", folder, cfg_scale=4.0)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from torch import nn
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.models.flux import FluxFamily
-from tests.families.conftest import disturb, options, velocity
+from tests.families.conftest import Wrapper, disturb, options, prepared, velocity
 
 FILE = "pytorch_lora_weights.safetensors"
 
@@ -23,8 +22,7 @@ Load = Callable[[], FluxFamily]
 @pytest.fixture
 def adapted(load: Load) -> FluxFamily:
     """A policy whose adapter does something."""
-    family = load()
-    family.prepare_training(options(rank=3), seed=0)
+    family = prepared(load, rank=3)
     disturb(family)
     return family
 
@@ -127,8 +125,7 @@ class TestStart:
     def test_reference_pass_before_backward_keeps_gradients(self, load, checkpointing):
         found = []
         for between in (False, True):
-            family = load()
-            family.prepare_training(options(rank=3, checkpointing=checkpointing), seed=0)
+            family = prepared(load, rank=3, checkpointing=checkpointing)
             disturb(family)
             loss = velocity(family).square().mean()
             if between:
@@ -139,14 +136,6 @@ class TestStart:
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
     def test_it_runs_through_the_wrapped_network_without_gradient(self, adapted):
-        class Wrapper(nn.Module):
-            def __init__(self, module: nn.Module) -> None:
-                super().__init__()
-                self.module, self.with_gradient = module, []
-
-            def forward(self, **inputs: Any) -> Any:
-                self.with_gradient.append(torch.is_grad_enabled())
-                return self.module(**inputs)
 
         reference = adapted.reference()
         expected, wrapper = velocity(reference, like=adapted), Wrapper(adapted.transformer)
@@ -207,15 +196,13 @@ class TestFiles:
 
     def test_an_adapter_of_another_model(self, tiny, bf16, tmp_path):
         for mine, other in ((tiny, bf16), (bf16, tiny)):
-            family = mine()
-            family.prepare_training(options(rank=3), seed=0)
+            family = prepared(mine, rank=3)
             family.save_transformer(family.policy_state(), tmp_path)
             with pytest.raises(DataError, match=f"{FILE}: .*on the checkpoint on which it was trained"):
                 other().with_transformer(tmp_path)
 
     def test_adapter_is_refused_on_fully_trained_weights(self, adapted, load, tmp_path):
         adapted.save_transformer(adapted.policy_state(), tmp_path)
-        family = load()
-        family.prepare_training(options(), seed=0)
+        family = prepared(load)
         with pytest.raises(ValueError, match="an adapter needs the base model"):
             family.with_transformer(tmp_path)

@@ -15,7 +15,7 @@ from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.weights.policy import comfyui_lora, local_policy, merged, policy_in
 from chunk_grpo.families.weights.records import policy_record
-from tests.families.conftest import disturb, of_peft, options, velocity
+from tests.families.conftest import disturb, of_peft, options, prepared, velocity
 
 RANK, ALPHA = 3, 6.0
 COMMIT = "0123456789" * 4
@@ -46,18 +46,13 @@ class TestStart:
         family = self.started(tiny, tmp_path, rank=RANK, targets=("to_q", "proj_out"))
         assert torch.allclose(velocity(family), expected, atol=1e-5)
 
-    def test_all_weights_from_an_adapter(
-        self, adapted: FluxFamily, load: Load, tiny: Load, tmp_path: Path
-    ) -> None:
+    def test_all_weights_from_an_adapter(self, adapted, load, tiny, tmp_path):
         family = self.started(tiny, tmp_path / "adapter")
         assert torch.allclose(velocity(family), velocity(adapted), atol=1e-5)
         assert not torch.allclose(velocity(family), velocity(tiny()), atol=1e-2)
 
-    def test_all_weights_of_a_half_precision_model_keep_what_bfloat16_would_lose(
-        self, bf16: Load, tmp_path: Path
-    ) -> None:
-        adapted = bf16()
-        adapted.prepare_training(options(rank=RANK), seed=0)
+    def test_all_weights_of_a_half_precision_model_keep_what_bfloat16_would_lose(self, bf16, tmp_path):
+        adapted = prepared(bf16, rank=RANK)
         disturb(adapted)
         adapted.save_transformer(adapted.policy_state(), tmp_path)
         state, base = bf16().start_state(tmp_path, options()), bf16().transformer.state_dict()
@@ -72,9 +67,7 @@ class TestStart:
         family = self.started(tiny, tmp_path / "merged")
         assert torch.equal(velocity(family), velocity(tiny().with_transformer(tmp_path / "merged")))
 
-    def test_an_adapter_cannot_go_on_from_a_transformer(
-        self, adapted: FluxFamily, tiny: Load, tmp_path: Path
-    ) -> None:
+    def test_an_adapter_cannot_go_on_from_a_transformer(self, adapted, tiny, tmp_path):
         merged(tiny(), tmp_path / "adapter", tmp_path / "merged")
         with pytest.raises(
             ConfigError, match=r"train\.start_from: must be an adapter where train\.lora trains one"
@@ -146,9 +139,7 @@ def test_comfyui_draws_with_what_was_trained(adapted: FluxFamily, tiny: Load, tm
 
 @torch.no_grad()
 @pytest.mark.parametrize("load", ["tiny", "bf16"])
-def test_a_merged_transformer_is_one_of_diffusers(
-    load: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_a_merged_transformer_is_one_of_diffusers(load, request, tmp_path):
     loaded: Load = request.getfixturevalue(load)
     adapted, base = loaded(), loaded()
     adapted.prepare_training(options(rank=RANK), seed=0)

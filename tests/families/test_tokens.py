@@ -1,6 +1,5 @@
 """Token counts of a checkpoint's text encoders, as its own tokenizers count."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Final
@@ -11,6 +10,7 @@ from transformers import AutoTokenizer
 
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.tokens import token_limits
+from tests.families.conftest import edit_json
 
 TINY = Path(__file__).resolve().parents[2] / "assets" / "tiny-flux"
 LONG = "a red circle left of a blue square " * 9
@@ -44,7 +44,7 @@ def test_no_character_has_more_tokens_than_a_prompt_is_taken_to_have_at_most(tmp
         shutil.copytree(TINY / folder, tmp_path / folder)
     shutil.copy(TINY / "model_index.json", tmp_path)
     settings = tmp_path / "tokenizer" / "tokenizer_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"model_max_length": 1000}))
+    edit_json(settings, {"model_max_length": 1000})
     limits = token_limits("flux", str(tmp_path), None, 1000)
     odd = [chr(code) for code in range(0x20, 0x110000) if not 0xD800 <= code <= 0xDFFF]
     odd = [one for one in odd if one.lower() != one or any(normalize(form, one) != one for form in FORMS)]

@@ -1,18 +1,18 @@
 """Trained weights, their precision, and frozen weights."""
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.memory import peak_bytes
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.base import Conditioning, LoadOptions
 from chunk_grpo.families.models.flux import FluxFamily
-from tests.families.conftest import TINY, disturb, options, velocity
+from tests.families.conftest import TINY, Wrapper, disturb, options, prepared, velocity
 
 
 def gradients(family: FluxFamily) -> list[Tensor]:
@@ -36,19 +36,6 @@ def outputs_of(family: FluxFamily, layer: str) -> list[torch.dtype]:
     velocity(family)
     handle.remove()
     return seen
-
-
-class Wrapper(nn.Module):
-    """Wrapper like that of distributed training."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        self.calls = 0
-
-    def forward(self, **inputs: Any) -> Any:
-        self.calls += 1
-        return self.module(**inputs)
 
 
 class TestFull:
@@ -91,22 +78,19 @@ class TestFull:
 
     def test_autocast_keeps_no_casts_of_the_weights(self, tiny):
         """With autocast's cache, a pass without gradients holds a bfloat16 copy of every weight."""
-        family = tiny()
-        family.prepare_training(options(autocast=torch.bfloat16), seed=0)
+        family = prepared(tiny, autocast=torch.bfloat16)
         with torch.no_grad():
             peak = peak_bytes(lambda: velocity(family))
         assert peak < sum(weight.numel() for weight in family.trainable_parameters())
 
     def test_autocast_on_float32_weights(self, tiny):
-        family = tiny()
-        family.prepare_training(options(autocast=torch.bfloat16), seed=0)
+        family = prepared(tiny, autocast=torch.bfloat16)
         assert outputs_of(family, "x_embedder") == [torch.bfloat16]
         assert {weight.dtype for weight in family.trainable_parameters()} == {torch.float32}
         assert velocity(family).dtype == torch.float32
 
     def test_reference_keeps_initial_policy(self, load):
-        family = load()
-        family.prepare_training(options(), seed=0)
+        family = prepared(load)
         reference, start = family.reference(), velocity(family)
         disturb(family)
         assert torch.equal(velocity(reference), start)
@@ -114,8 +98,7 @@ class TestFull:
         assert not velocity(reference).requires_grad
 
     def test_saved_in_the_checkpoints_type(self, bf16, bf16_checkpoint, tmp_path):
-        family = bf16()
-        family.prepare_training(options(), seed=0)
+        family = prepared(bf16)
         disturb(family)
         family.save_transformer(family.policy_state(), tmp_path)
         name = "diffusion_pytorch_model.safetensors"
@@ -131,8 +114,7 @@ class TestFull:
         assert (loaded - expected).norm() < 0.02 * expected.norm()
 
     def test_float32_survives_saving_to_the_bit(self, tiny, tmp_path):
-        family = tiny()
-        family.prepare_training(options(), seed=0)
+        family = prepared(tiny)
         disturb(family)
         for name in "ab":
             family.save_transformer(family.policy_state(), tmp_path / name)
@@ -150,8 +132,7 @@ class TestFull:
 @pytest.mark.parametrize("rank", [None, 2])
 class TestBothKinds:
     def test_trainable_parameters_are_what_gets_a_gradient(self, load, rank):
-        family = load()
-        family.prepare_training(options(rank), seed=0)
+        family = prepared(load, rank)
         listed = list(family.trainable_parameters())
         assert {id(weight) for weight in listed} == {
             id(weight) for weight in family.transformer.parameters() if weight.requires_grad
@@ -163,8 +144,7 @@ class TestBothKinds:
     def test_gradient_checkpointing_changes_no_gradient(self, load, rank, autocast):
         found, passes, blocks = [], [], 0
         for checkpointing in (False, 0.5, True):
-            family = load()
-            family.prepare_training(options(rank, checkpointing=checkpointing, autocast=autocast), seed=0)
+            family = prepared(load, rank, checkpointing=checkpointing, autocast=autocast)
             disturb(family)
             calls: list[int] = []
             layers = [module for name, module in family.transformer.named_modules() if name.endswith(".attn")]
@@ -190,8 +170,7 @@ class TestBothKinds:
         assert torch.equal(velocity(first), velocity(second))
 
     def test_a_state_of_other_weights_is_refused(self, load, rank):
-        family = load()
-        family.prepare_training(options(rank), seed=0)
+        family = prepared(load, rank)
         own = {name: value.clone() for name, value in family.trainable_state().items()}
         disturb(family)
         before = {name: value.clone() for name, value in family.trainable_state().items()}
@@ -208,26 +187,24 @@ class TestBothKinds:
         assert all(torch.equal(before[name], after[name]) for name in before)
 
     def test_prepared_once(self, load, rank):
-        family = load()
-        family.prepare_training(options(rank), seed=0)
+        family = prepared(load, rank)
         for again in (None, 2):
             with pytest.raises(ValueError, match="already prepared"):
                 family.prepare_training(options(again), seed=0)
 
     def test_a_wrapped_network_is_run_in_place_of_the_transformer(self, load, rank):
-        family = load()
-        family.prepare_training(options(rank), seed=0)
+        family = prepared(load, rank)
         expected, names = velocity(family), list(family.trainable_state())
         wrapper = Wrapper(family.transformer)
         family.use_network(wrapper)
         assert torch.equal(velocity(family), expected)
-        assert wrapper.calls == 1
+        assert len(wrapper.with_gradient) == 1
         assert gradients(family)
-        assert wrapper.calls == 2
+        assert len(wrapper.with_gradient) == 2
         assert list(family.trainable_state()) == names
         family.use_network(family.transformer)
         assert torch.equal(velocity(family), expected)
-        assert wrapper.calls == 2
+        assert len(wrapper.with_gradient) == 2
 
     def test_another_network_is_refused(self, load, rank):
         family, other = load(), load()

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from chunk_grpo.library.checked_model import MEMORY
 from tests.conftest import CHECKPOINT, Workspace
-from tests.params_edits import put
+from tests.params_edits import Edit, put
 
 
 def refused(made: Workspace, code: int, capsys: pytest.CaptureFixture[str]) -> str:
@@ -70,44 +70,48 @@ def test_a_weight_that_is_missing(workspace, capsys):
     assert f"{lost} is missing" in said
 
 
-def test_rejects_checkpoint_of_other_family_or_missing_folder(workspace, capsys):
-    workspace.edit(put("model.family", "sd3"))
-    assert "_class_name must be StableDiffusion3Pipeline for this family" in refused(workspace, 3, capsys)
-    workspace.edit(put("model.checkpoint", "./nothing"))
-    assert "the folder ./nothing does not exist" in refused(workspace, 3, capsys)
+def lora(target: str) -> Edit:
+    return put("train.lora", {"rank": 4, "alpha": 4, "targets": [target]})
+
+
+def start(path: Path) -> Edit:
+    return put("train.start_from", {"path": str(path), "revision": None, "file": None})
+
+
+SD3 = CHECKPOINT.parent / "tiny-sd3" / "transformer"
+
+
+@pytest.mark.parametrize(
+    ("edits", "code", "message"),
+    [
+        ([put("model.family", "sd3")], 3, "_class_name must be StableDiffusion3Pipeline for this family"),
+        ([put("model.checkpoint", "./nothing")], 3, "the folder ./nothing does not exist"),
+        ([lora("to_query")], 2, "train.lora.targets: must name linear layers of FluxTransformer2DModel"),
+        (
+            [start(SD3)],
+            3,
+            f"{SD3}/config.json: in_channels must be 32 as in model.checkpoint, got 8: this is a policy of",
+        ),
+        ([start(SD3), lora("to_q")], 2, "train.start_from: must be an adapter where train.lora trains one"),
+    ],
+)
+def test_refuses_settings_that_do_not_fit_the_files(edits, code, message, workspace, capsys):
+    for edit in edits:
+        workspace.edit(edit)
+    assert message in refused(workspace, code, capsys)
+
+
+def test_accepts_a_policy_of_the_model_to_start_from(workspace):
+    workspace.edit(start(CHECKPOINT / "transformer"))
+    assert workspace.run("inputs") == 0
 
 
 def test_a_quantised_base_needs_its_package(workspace, capsys, monkeypatch):
-    workspace.edit(put("train.lora", {"rank": 4, "alpha": 4, "targets": ["to_q"]}))
+    workspace.edit(lora("to_q"))
     workspace.edit(put("model.base_precision", "int8"))
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "torchao.quantization", None)
         assert "model.base_precision: int8 needs torchao" in refused(workspace, 2, capsys)
-    assert workspace.run("inputs") == 0
-
-
-def test_layers_of_the_adapter(workspace, capsys):
-    workspace.edit(put("train.lora", {"rank": 4, "alpha": 4, "targets": ["to_query"]}))
-    assert "train.lora.targets: must name linear layers of FluxTransformer2DModel" in refused(
-        workspace, 2, capsys
-    )
-
-
-START = {"revision": None, "file": None}
-
-
-def test_a_policy_of_another_model_to_start_from(workspace, capsys):
-    policy = CHECKPOINT.parent / "tiny-sd3" / "transformer"
-    workspace.edit(put("train.start_from", {"path": str(policy), **START}))
-    said = refused(workspace, 3, capsys)
-    assert (
-        f"{policy}/config.json: in_channels must be 32 as in model.checkpoint, got 8: this is a policy of"
-        in said
-    )
-    workspace.edit(put("train.lora", {"rank": 4, "alpha": 4, "targets": ["to_q"]}))
-    assert "train.start_from: must be an adapter where train.lora trains one" in refused(workspace, 2, capsys)
-    workspace.edit(put("train.lora", None))
-    workspace.edit(put("train.start_from", {"path": str(CHECKPOINT / "transformer"), **START}))
     assert workspace.run("inputs") == 0
 
 

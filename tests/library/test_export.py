@@ -104,9 +104,7 @@ def test_the_files_and_their_card(run: Workspace, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["diffusers", "merged"])
-def test_the_lines_of_the_card_draw(
-    run: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_the_lines_of_the_card_draw(run, tmp_path, monkeypatch, kind):
     assert exported(run, kind, tmp_path / "out") == 0
     monkeypatch.chdir(tmp_path / "out")
     Path("tiny-flux").symlink_to(ROOT / "assets" / "tiny-flux")
@@ -152,9 +150,7 @@ def test_a_card_has_the_variants_own_settings(run: Workspace, tmp_path: Path) ->
     assert "learning rate 0.25, clip range 0.125 |" in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_a_policy_and_a_report_of_earlier_settings_are_not_taken_for_the_last_ones(
-    run: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_policy_and_a_report_of_earlier_settings_are_not_taken_for_the_last_ones(run, tmp_path, capsys):
     """The last run was stopped before its training, or before its report."""
 
     def entry(*sections: str, **changes: Any) -> dict[str, Any]:
@@ -183,9 +179,7 @@ def test_a_policy_and_a_report_of_earlier_settings_are_not_taken_for_the_last_on
     assert exported(run, "diffusers", tmp_path / "other") == 3
 
 
-def test_what_cannot_be_exported_leaves_nothing(
-    run: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_exported_leaves_nothing(run, tmp_path, capsys):
     out = tmp_path / "out"
     assert exported(run, "comfyui", out, "chunky") == 2
     assert "got chunky with seed" in capsys.readouterr().err

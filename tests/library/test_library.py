@@ -86,9 +86,7 @@ def test_the_documented_example_is_short() -> None:
     assert int(lines[1]) == len(example.splitlines())
 
 
-def test_prompts_keep_their_order_their_records_and_their_embeddings(
-    model: cg.Model, prompts: PromptSet
-) -> None:
+def test_prompts_keep_their_order_their_records_and_their_embeddings(model, prompts):
     assert list(prompts.texts) == TEXTS
     assert len(set(prompts.ids)) == 4  # equal texts have noise of their own
     assert [dict(each) for each in prompts.metadata] == [{"number": number} for number in range(4)]
@@ -116,9 +114,7 @@ def test_the_profile_is_the_mean_distance_of_noisy_trajectories(model: cg.Model,
     assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_training_that_was_interrupted_goes_on_to_the_same_bytes(
-    train: Callable[..., cg.Policy], tmp_path: Path
-) -> None:
+def test_a_training_that_was_interrupted_goes_on_to_the_same_bytes(train, tmp_path):
     class Reward:
         """Ends at a call, as a power cut would."""
 
@@ -146,9 +142,7 @@ def test_a_training_that_was_interrupted_goes_on_to_the_same_bytes(
     }
 
 
-def test_chunks_are_drawn_by_the_weights_of_the_profile(
-    train: Callable[..., cg.Policy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_are_drawn_by_the_weights_of_the_profile(train, tmp_path, monkeypatch):
     """Eq. (16): means 0.8 and 0.1 of the chunks [1, 2], over the mean of all steps, 1/3."""
     seen: list[Method] = []
 
@@ -162,9 +156,7 @@ def test_chunks_are_drawn_by_the_weights_of_the_profile(
     assert seen[0].chunk_weights.tolist() == pytest.approx([2.4, 0.3])
 
 
-def test_a_finished_training_goes_on_with_more_iterations(
-    train: Callable[..., cg.Policy], tmp_path: Path
-) -> None:
+def test_a_finished_training_goes_on_with_more_iterations(train, tmp_path):
     calls = 0
 
     def counted(images: Any, prompts: Any, metadata: Any) -> Any:
@@ -179,9 +171,7 @@ def test_a_finished_training_goes_on_with_more_iterations(
     assert 0 < calls < of_whole
 
 
-def test_the_policy_learns_the_reward_and_leaves_the_base_as_it_is(
-    model: cg.Model, prompts: PromptSet, train: Callable[..., cg.Policy], tmp_path: Path
-) -> None:
+def test_the_policy_learns_the_reward_and_leaves_the_base_as_it_is(model, prompts, train, tmp_path):
     drawn: dict[str, Any] = {"num_steps": 4, "shift": 3.0, "images_per_prompt": 2}
     before = cg.sample(model, prompts, **drawn)
     policy = train(tmp_path, unseen={"dark": lambda images, *_: 1 - brightness(images, None, None)})
@@ -242,9 +232,7 @@ def test_scores_and_their_comparison_by_hand(model: cg.Model, prompts: PromptSet
         ),
     ],
 )
-def test_wrong_settings_are_refused_before_anything_is_loaded(
-    changes: dict[str, Any], message: str, train: Callable[..., cg.Policy], tmp_path: Path
-) -> None:
+def test_wrong_settings_are_refused_before_anything_is_loaded(changes, message, train, tmp_path):
     with pytest.raises(ConfigError) as caught:
         train(tmp_path, **changes)
     assert message in str(caught.value)

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -101,9 +100,7 @@ SPACES, CHARACTER = "whitespace around the prompt", "invalid characters"
         ([" a", "b"], {"spaces": "drop"}, ["b"], (SPACES, "drop", (1,))),
     ],
 )
-def test_prompts_that_break_a_rule_are_dropped_changed_or_kept(
-    prompts: list[str], rule: dict[str, str], kept: list[str], finding: tuple[Any, ...], tmp_path: Path
-) -> None:
+def test_prompts_that_break_a_rule_are_dropped_changed_or_kept(prompts, rule, kept, finding, tmp_path):
     found = read(tmp_path, prompts, STRICT.model_copy(update=rule))
     assert [row.text for row in found.rows] == kept
     assert [(f.what, f.action, f.lines) for f in found.report.findings] == [finding]

@@ -37,9 +37,7 @@ def test_other_files_have_the_same_limit(name: str, tmp_path: Path, monkeypatch:
     assert len(read(path, LENIENT, limit=3)) == 1
 
 
-def test_long_values_of_a_parquet_file_do_not_fill_the_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_values_of_a_parquet_file_do_not_fill_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "_MAX_BYTES", 10**8)
     long = pa.DictionaryArray.from_arrays(pa.array([0] * 100_000, pa.int8()), pa.array(["x" * 20_000]))
     path = parquet(tmp_path / "p.parquet", prompt=["a cat"] * 100_000, more=long)

@@ -117,7 +117,5 @@ def thing(name: str, count: int = 1, **more: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_contents_are_compared_whatever_the_words_and_their_order(
-    one: PromptRow, other: PromptRow, same: bool
-) -> None:
+def test_contents_are_compared_whatever_the_words_and_their_order(one, other, same):
     assert (content_key(one) == content_key(other)) is same

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -93,9 +92,7 @@ class TestFormats:
             ("p.json", '["a",\n\nnull]', "row 2"),
         ],
     )
-    def test_missing_text_is_an_empty_prompt(
-        self, name: str, content: str, line: str, tmp_path: Path
-    ) -> None:
+    def test_missing_text_is_an_empty_prompt(self, name, content, line, tmp_path):
         assert f"{line}: an empty prompt" in refused(write(tmp_path / name, content))
         assert "row 2: an empty prompt" in refused(parquet(tmp_path / "p.parquet", prompt=["a", None]))
 
@@ -195,9 +192,7 @@ class TestMetadata:
             ("p.jsonl", '{"prompt": "a", "x": NaN}', "line 1: no JSON (NaN is no JSON)"),
         ],
     )
-    def test_refuses_metadata_that_would_be_lost_or_changed(
-        self, name: str, content: str, message: str, tmp_path: Path
-    ) -> None:
+    def test_refuses_metadata_that_would_be_lost_or_changed(self, name, content, message, tmp_path):
         assert message in refused(write(tmp_path / name, content))
 
 
@@ -222,9 +217,7 @@ class TestFields:
             ("", FieldNames(), "needs a header with the names of the fields, got an empty line or file"),
         ],
     )  # fmt: skip
-    def test_a_field_that_is_not_there(
-        self, header: str, names: FieldNames, rule: str, tmp_path: Path
-    ) -> None:
+    def test_a_field_that_is_not_there(self, header, names, rule, tmp_path):
         assert rule in refused(write(tmp_path / "p.csv", f"{header}\na,b,c\n"), fields=names)
         path = parquet(tmp_path / "p.parquet", text=["a"])
         assert refused(path).startswith("needs one field 'prompt' with the prompt, got none among the fields")
@@ -263,9 +256,7 @@ class TestLimit:
         ("name", "content"),
         [("p.txt", "a\nb\n\nb\n"), ("p.csv", 'prompt\na\n"b"\nc,d\n'), ("p.jsonl", '"a"\n"b"\n{\n')],
     )
-    def test_records_after_limit_are_not_checked_but_noted(
-        self, name: str, content: str, tmp_path: Path
-    ) -> None:
+    def test_records_after_limit_are_not_checked_but_noted(self, name, content, tmp_path):
         path = write(tmp_path / name, content)
         found = read_prompt_file(PromptSource(path, limit=2), STRICT)
         assert [row.text for row in found.rows] == ["a", "b"]
@@ -342,9 +333,7 @@ class TestBrokenFiles:
         ],
         ids=["missing", "folder", "pipe", "link to itself"],
     )
-    def test_rejects_non_file_without_hanging(
-        self, make: Callable[[Path], object], reason: str, name: str, tmp_path: Path
-    ) -> None:
+    def test_rejects_non_file_without_hanging(self, make, reason, name, tmp_path):
         make(tmp_path / name)
         rest = "Fix the path; for a data set on the hub, set `hub_file` beside it."
         assert refused(tmp_path / name) == f"{reason}. {rest}"

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -240,14 +241,26 @@ def test_benchmarks_are_splits_of_their_own(tmp_path: Path) -> None:
         splits(source="coco", benchmarks={"wise": of_wise | {"missing_ids": "refuse", "count": None}})
 
 
-def test_stage_reports_checks_of_prompt_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    made = new_workspace(tmp_path)
-    write(tmp_path / "a.txt", *(f" prompt {n}" for n in range(24)), "prompt 3", "b" * 100)
-    given = {"source": "file", "train_file": prompt_file("a.txt"), "wise_count": 0, "eval_count": 9}
+def prepared(
+    folder: Path, lines: Iterable[str], file: str = "a.txt", eval_count: int = 8, **checks: str
+) -> Workspace:
+    """A workspace whose prompts, of a file with these lines, are prepared."""
+    made = new_workspace(folder)
+    write(folder / file, *lines)
+    given = {"source": "file", "train_file": prompt_file(file), "wise_count": 0, "eval_count": eval_count}
     made.edit(lambda raw: raw["prompts"].update(given))
-    made.edit(lambda raw: raw["prompts"]["checks"].update(duplicates="drop"))
+    made.edit(lambda raw: raw["prompts"]["checks"].update(checks))
     made.edit(any_prompt)
     assert made.run("prepare_prompts") == 0
+    return made
+
+
+PLAIN = [f"prompt {n}" for n in range(24)]
+
+
+def test_stage_reports_checks_of_prompt_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines = [*(f" {prompt}" for prompt in PLAIN), "prompt 3", "b" * 100]
+    made = prepared(tmp_path, lines, eval_count=9, duplicates="drop")
     table = read_table(str(made.artifacts / "prompts" / "training.parquet"), "prompts")
     assert table.num_rows == 25
     told = checks_of(made)["train"]
@@ -261,13 +274,8 @@ def test_stage_reports_checks_of_prompt_file(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_findings_file_lists_every_invalid_prompt(tmp_path: Path) -> None:
-    made = new_workspace(tmp_path)
-    write(tmp_path / "a.txt", *(f"prompt {n}" for n in range(24)), *["prompt 3"] * 30, "a\u200bb")
-    given = {"source": "file", "train_file": prompt_file("a.txt"), "wise_count": 0, "eval_count": 8}
-    made.edit(lambda raw: raw["prompts"].update(given))
-    made.edit(lambda raw: raw["prompts"]["checks"].update(duplicates="drop", characters="drop"))
-    made.edit(any_prompt)
-    assert made.run("prepare_prompts") == 0
+    lines = [*PLAIN, *["prompt 3"] * 30, "a\u200bb"]
+    made = prepared(tmp_path, lines, duplicates="drop", characters="drop")
     table = list(csv.DictReader((made.artifacts / "prompts" / "findings.csv").open()))
     assert [int(row["number"]) for row in table] == [*range(25, 55), 55]
     assert table[29] == {
@@ -282,12 +290,7 @@ def test_findings_file_lists_every_invalid_prompt(tmp_path: Path) -> None:
 
 
 def test_columns_of_a_file_are_kept_for_the_scorers(tmp_path: Path) -> None:
-    made = new_workspace(tmp_path)
-    write(tmp_path / "a.csv", "prompt,text", *(f"prompt {n},SIGN {n}" for n in range(24)))
-    given = {"source": "file", "train_file": prompt_file("a.csv"), "wise_count": 0, "eval_count": 8}
-    made.edit(lambda raw: raw["prompts"].update(given))
-    made.edit(any_prompt)
-    assert made.run("prepare_prompts") == 0
+    made = prepared(tmp_path, ["prompt,text", *(f"prompt {n},SIGN {n}" for n in range(24))], "a.csv")
     for name in ("training", "evaluation"):
         for row in read_table(str(made.artifacts / "prompts" / f"{name}.parquet"), "prompts").to_pylist():
             assert json.loads(row["metadata"]) == {"text": row["prompt"].replace("prompt", "SIGN")}
@@ -297,9 +300,7 @@ def checks_of(made: Workspace) -> Any:
     return json.loads((made.artifacts / "prompts" / "checks.json").read_text())
 
 
-def test_long_generated_prompts_are_reported_or_refused(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_long_generated_prompts_are_reported_or_refused(tmp_path, caplog):
     """T5 of the toy checkpoint takes 8 tokens, most of these prompts have more."""
     made = new_workspace(tmp_path)
     given = {"source": "coco", "wise_count": 0, "benchmarks": {"things": coco(60)}}
@@ -323,11 +324,7 @@ def test_long_generated_prompts_are_reported_or_refused(
 @pytest.mark.slow  # a process of its own
 def test_truncated_prompts_are_reported_once_by_line(tmp_path: Path) -> None:
     """The libraries would print the text of each of them when it is encoded."""
-    made = new_workspace(tmp_path)
-    write(tmp_path / "a.txt", *(f"prompt {n} {'uvw ' * 40}" for n in range(24)))
-    made.edit(lambda raw: raw["prompts"].update(source="file", train_file=prompt_file("a.txt"), wise_count=0))
-    made.edit(lambda raw: raw["prompts"].update(eval_count=8))
-    made.edit(any_prompt)
+    made = prepared(tmp_path, [f"{prompt} {'uvw ' * 40}" for prompt in PLAIN])
     assert [made.run(stage) for stage in ("inputs", "prepare_prompts")] == [0, 0]
     assert {f["count"] for f in checks_of(made)["eval"]["findings"]} == {8}
     process = made.process("encode_prompts@evaluation")
@@ -346,22 +343,16 @@ def test_captions_of_the_toy_world_fit(tmp_path: Path, caplog: pytest.LogCapture
         assert max(count(spec.prompt) for spec in (*all_prompts(), *knowledge_prompts())) <= limit
 
 
-def test_file_is_read_once_and_checked_before_tokenizers_load(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = new_workspace(tmp_path)
-    write(tmp_path / "a.txt", *(f"prompt {n}" for n in range(24)))
-    made.edit(lambda raw: raw["prompts"].update(source="file", train_file=prompt_file("a.txt"), wise_count=0))
-    made.edit(any_prompt)
+def test_file_is_read_once_and_checked_before_tokenizers_load(tmp_path, monkeypatch, capsys):
     read: list[object] = []
     monkeypatch.setattr(
         "chunk_grpo.prompts.splits.read_prompt_file",
         lambda *args: read.append(args) or read_prompt_file(*args),
     )
-    assert made.run("prepare_prompts") == 0
+    made = prepared(tmp_path, PLAIN)
     assert len(read) == 1
     monkeypatch.setattr("stages.prepare_prompts.token_limits", None)
-    write(tmp_path / "a.txt", "a", "", *(f"prompt {n}" for n in range(24)))
+    write(tmp_path / "a.txt", "a", "", *PLAIN)
     assert made.run("prepare_prompts") == DataError.exit_code
     assert "line 2: an empty prompt" in capsys.readouterr().err
 

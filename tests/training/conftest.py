@@ -1,7 +1,7 @@
 """A policy of two blocks with the toy's VAE, a few encoded prompts, and a training of half a second."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,14 +14,17 @@ from torch import nn
 from chunk_grpo.config import Params, load_params, parse_params
 from chunk_grpo.core.chunk_sampling import chunk_weights
 from chunk_grpo.core.flow import time_grid
+from chunk_grpo.errors import TransientError
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.shapes.prompts import all_prompts
+from chunk_grpo.training.journal import Heading
 from chunk_grpo.training.method import Method, method_from
 from chunk_grpo.training.metrics import MetricRow
 from chunk_grpo.training.plans import build_plan
 from chunk_grpo.training.run import RunPaths, TrainingData
+from chunk_grpo.training.sinks import MetricSink, open_sinks
 from chunk_grpo.training.trainer import Trainer
 from tests.shapes_scorers import shapes_reward
 
@@ -36,6 +39,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "guided": {"kind": "guided", "num_chunks": 2},
     "adaptive": {"kind": "adaptive", "max_size": 2},
 }
+LORA: dict[str, Any] = {"lora": {"rank": 2, "alpha": 4.0, "targets": ("to_q", "to_v")}}
 CHUNK_WS: dict[str, Any] = {"objective": "chunk", "plan": "listed", "selection": "weighted"}
 SMALL: dict[str, Any] = {
     "iterations": 3,
@@ -74,11 +78,25 @@ class Outcome:
         """The metrics but for those that a clock gave."""
         return [row for row in self.rows if not row[1].startswith(("seconds_", "rate_"))]
 
+    def has_weights_of(self, other: "Outcome") -> bool:
+        """Whether all weights are the same bits."""
+        return all(torch.equal(self.weights[name], value) for name, value in other.weights.items())
+
+    def equals(self, other: "Outcome") -> bool:
+        """Whether all metrics but those of a clock, and all weights, are the same bits."""
+        return self.without_times() == other.without_times() and self.has_weights_of(other)
+
 
 @pytest.fixture(scope="session")
 def policy() -> Callable[[], FluxFamily]:
     """A function that makes the base policy anew."""
     return two_blocks
+
+
+@pytest.fixture(scope="module")
+def family() -> FluxFamily:
+    """The base policy, which a module's tests share."""
+    return two_blocks()
 
 
 @pytest.fixture(scope="session")
@@ -109,6 +127,24 @@ def small_params(variant: dict[str, Any], cfg_scale: float = 1.0, **changes: Any
     raw["chunks"] = {"plans": PLANS}
     raw["variants"] = {"it": variant}
     return parse_params(raw)
+
+
+TRACKED = {"train": {"learning_rate": 1e-5, "plan": [2, 3]}, "seed": 0}
+"""Configuration of the run of `open_in`."""
+
+
+def open_in(
+    folder: Path,
+    *trackers: Any,
+    rows: Iterable[MetricRow] = (),
+    first: int = 0,
+    is_main: bool = True,
+    config: dict[str, Any] = TRACKED,
+) -> list[MetricSink]:
+    """Open the sinks of a run in a folder, at iteration 0 or later."""
+    paths = RunPaths(folder / "unused", "abc", folder, "chunk/seed-0", trackers, config)
+    heading = Heading("abc", seed=0, iterations=9, done=0)
+    return open_sinks(paths, heading, list(rows), first, is_main=is_main)
 
 
 def method_of(params: Params) -> Method:
@@ -143,5 +179,17 @@ def train(policy: Callable[[], FluxFamily], data: TrainingData) -> Callable[...,
         if save:
             trainer.save_policies(folder / "saved")
         return Outcome(rows, weights)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def resumed(train: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    """Stop training at its `stop_at`-th look, and return what it made when it was run again."""
+
+    def run(folder: Path, stop_at: int, **settings: Any) -> Outcome:
+        with pytest.raises(TransientError, match="training resumes from there"):
+            train(folder, stop_at=stop_at, **settings)
+        return train(folder, **settings)
 
     return run

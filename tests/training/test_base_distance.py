@@ -16,10 +16,8 @@ from chunk_grpo.training.learner import prepared
 from chunk_grpo.training.method import StepGrid
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.stopping import never
-from tests.training.conftest import method_of, small_params
+from tests.training.conftest import LORA, method_of, small_params
 from tests.training.test_watching import series
-
-LORA: dict[str, Any] = {"lora": {"rank": 2, "alpha": 4.0, "targets": ("to_q", "to_v")}}
 
 
 class Constant:
@@ -89,9 +87,7 @@ def test_another_sampler_by_hand() -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, LORA], ids=["all weights", "adapter"])
-def test_the_base_is_the_loaded_model_and_the_policy_comes_back(
-    settings: dict[str, Any], policy: Any, prompts: PromptSet
-) -> None:
+def test_the_base_is_the_loaded_model_and_the_policy_comes_back(settings, policy, prompts):
     params = small_params({"objective": "step", "plan": "step"}, **settings)
     grid, family, untouched = method_of(params).grid, policy(), policy()
     base = prepared(family, params.train, 0, None, None, has_reference=False)

@@ -1,7 +1,7 @@
 """A checkpoint is written beside the training, of the state at its beginning."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
@@ -88,9 +88,7 @@ def test_it_counts_when_it_is_written(disk: threading.Event, tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["iteration-000007"]
 
 
-def test_one_process_completes_it_after_an_error_of_the_training(
-    disk: threading.Event, tmp_path: Path
-) -> None:
+def test_one_process_completes_it_after_an_error_of_the_training(disk, tmp_path):
     store = store_in(tmp_path)
     store.begin(trained_state(7))
     assert store.newest_path() is None
@@ -109,9 +107,7 @@ def test_a_small_state_is_whole_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("finish", [CheckpointStore.finish_if_written, CheckpointStore.finish])
-def test_an_error_is_raised_when_it_is_finished(
-    finish: Callable[[CheckpointStore], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_is_raised_when_it_is_finished(finish, tmp_path, monkeypatch):
     store = store_in(tmp_path)
     store.save(trained_state(6))
 
@@ -151,9 +147,7 @@ def test_a_slow_copy_holds_up_no_later_checkpoint(tmp_path: Path, monkeypatch: p
     assert [path.name for path in away.iterdir()] == ["iteration-000007"]
 
 
-def test_training_goes_on_meanwhile_and_ends_with_the_same_weights(
-    disk: threading.Event, train: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_goes_on_meanwhile_and_ends_with_the_same_weights(disk, train, tmp_path, monkeypatch):
     iterate = Trainer._iterate
 
     def seen(trainer: Trainer, iteration: int) -> None:
@@ -166,8 +160,7 @@ def test_training_goes_on_meanwhile_and_ends_with_the_same_weights(
     beside = train(tmp_path / "beside", checkpoint_every=1)
     monkeypatch.setattr(Trainer, "_iterate", iterate)
     alone = train(tmp_path / "alone", checkpoint_every=None)
-    assert beside.without_times() == alone.without_times()
-    assert all(torch.equal(beside.weights[name], value) for name, value in alone.weights.items())
+    assert beside.equals(alone)
 
 
 def test_processes_save_shards_beside_the_training(prompts: PromptSet, tmp_path: Path) -> None:
@@ -179,5 +172,4 @@ def test_processes_save_shards_beside_the_training(prompts: PromptSet, tmp_path:
     for rank in (0, 1):
         found, again = (result(tmp_path, name, rank) for name in ("whole", "resumed"))
         assert found.error == again.error == ""
-        assert again.weights
-        assert all(torch.equal(again.weights[name], value) for name, value in found.weights.items())
+        assert again.has_weights_of(found)

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from chunk_grpo.config.training import ControllerParams
 from chunk_grpo.core.objective import Bounds
-from chunk_grpo.errors import TransientError
 from chunk_grpo.training.controller import Controller
 from chunk_grpo.training.heldout import HeldoutEvaluation, HeldoutResult
 from chunk_grpo.training.learner import IterationState, Learner
@@ -133,9 +131,7 @@ def settings(**changes: Any) -> dict[str, Any]:
     return {"heldout": {"controller": SETTINGS.model_dump() | changes}}
 
 
-def test_a_fall_goes_back_to_the_best_bits_and_narrows_the_bounds(
-    train: Train, scores: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fall_goes_back_to_the_best_bits_and_narrows_the_bounds(train, scores, tmp_path, monkeypatch):
     """Scores fall after iteration 2. Iteration 3 starts from the weights, moments and averages after iteration 1."""
     scores([0.5, 0.6, 0.2, 0.6, 0.6])
     seen = bounds_of_updates(monkeypatch)
@@ -151,7 +147,7 @@ def test_a_fall_goes_back_to_the_best_bits_and_narrows_the_bounds(
     plain = train(tmp_path / "b", **RUN | {"iterations": 1}, **settings())
     scores([0.5, 0.6, 0.2])
     back = train(tmp_path / "c", save=True, **RUN | {"iterations": 2}, **settings())
-    assert all(torch.equal(back.weights[name], plain.weights[name]) for name in plain.weights)
+    assert back.has_weights_of(plain)
 
 
 def test_too_many_falls_end_training_at_the_best_policy(train: Train, scores: Any, tmp_path: Path) -> None:
@@ -160,25 +156,17 @@ def test_too_many_falls_end_training_at_the_best_policy(train: Train, scores: An
     scores([0.5, 0.6])
     best = train(tmp_path / "b", **RUN | {"iterations": 1}, **settings(falls=0))
     assert max(i for i, name, _ in ended.rows if name == "reward_mean") == 2
-    assert all(torch.equal(ended.weights[name], best.weights[name]) for name in best.weights)
+    assert ended.has_weights_of(best)
 
 
 @pytest.mark.parametrize("stop_at", [pytest.param(30, marks=pytest.mark.slow), 45])
-def test_a_stopped_run_goes_back_to_the_same_bits(
-    stop_at: int, train: Train, scores: Any, tmp_path: Path
-) -> None:
+def test_a_stopped_run_goes_back_to_the_same_bits(stop_at, train, resumed, scores, tmp_path):
     scores([0.5, 0.6, 0.2, 0.3, 0.6])
     whole = train(tmp_path / "whole", **RUN, **settings())
-    with pytest.raises(TransientError):
-        train(tmp_path / "stopped", stop_at=stop_at, **RUN, **settings())
-    resumed = train(tmp_path / "stopped", **RUN, **settings())
-    assert resumed.without_times() == whole.without_times()
-    assert all(torch.equal(resumed.weights[name], whole.weights[name]) for name in whole.weights)
+    assert resumed(tmp_path / "stopped", stop_at, **RUN, **settings()).equals(whole)
 
 
-def test_a_variant_that_is_not_controlled_trains_as_without_a_controller(
-    train: Train, scores: Any, tmp_path: Path
-) -> None:
+def test_a_variant_that_is_not_controlled_trains_as_without_a_controller(train, scores, tmp_path):
     scores([0.5, 0.1, 0.1, 0.1])
     plain, beside = (
         train(tmp_path / name, iterations=2, **changes) for name, changes in (("a", {}), ("b", settings()))

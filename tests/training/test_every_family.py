@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from chunk_grpo.config.families import family_names
 from chunk_grpo.families.prompts import PromptSet
 from tests.families.parity import module_of, save_checkpoints
-from tests.training.conftest import CHUNK_WS
+from tests.training.conftest import CHUNK_WS, LORA
 from tests.training.worker import Job, do, result, run_pair
 
 SMALL: dict[str, Any] = {
@@ -25,7 +24,6 @@ SMALL: dict[str, Any] = {
     "shard_weights": True,
     "gradient_checkpointing": True,
 }
-LORA = {"lora": {"rank": 2, "alpha": 4.0, "targets": ("to_q", "to_v")}}
 NAMES = family_names()
 
 pytestmark = [pytest.mark.slow]
@@ -86,4 +84,4 @@ def test_a_stopped_training_is_resumed_to_the_same_bits(name, folder):
         )
         assert stopped.error.startswith("TransientError: stopped after iteration")
         assert resumed.error == ""
-        assert all(torch.equal(resumed.weights[key], whole.weights[key]) for key in whole.weights)
+        assert resumed.has_weights_of(whole)

@@ -3,7 +3,7 @@
 import fcntl
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,23 +13,15 @@ import numpy as np
 import pytest
 
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.training.journal import FILE, Heading
-from chunk_grpo.training.metrics import MetricRow
-from chunk_grpo.training.run import RunPaths
-from chunk_grpo.training.sinks import MetricSink, open_sinks
+from chunk_grpo.training.journal import FILE
+from chunk_grpo.training.sinks import MetricSink
+
+from .conftest import TRACKED, open_in
 
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Callable[..., MetricSink]:
-    """Opens the sink of a run in `tmp_path`, at iteration 0 or later."""
-
-    def opened(rows: Iterable[MetricRow] = (), first: int = 0, rate: float = 1e-5) -> MetricSink:
-        config = {"train": {"learning_rate": rate, "plan": [2, 3]}, "seed": 0}
-        paths = RunPaths(tmp_path / "unused", "abc", tmp_path, "chunk/seed-0", ("mlflow",), config)
-        heading = Heading("abc", seed=0, iterations=9, done=0)
-        return open_sinks(paths, heading, list(rows), first, is_main=True)[0]
-
-    return opened
+    return lambda **options: open_in(tmp_path, "mlflow", **options)[0]
 
 
 class MLflowError(Exception):
@@ -171,7 +163,11 @@ def test_a_resume_continues_the_mlflow_run_with_each_value_once(mlflow, opened):
         first.log(step, {"reward_mean": float(step)}, picture)
     first.close(is_finished=False)
     assert mlflow.runs["id0"].status == "KILLED"
-    second = opened(rows=[(i, "reward_mean", float(i)) for i in range(1, 4)], first=3, rate=2e-5)
+    second = opened(
+        rows=[(i, "reward_mean", float(i)) for i in range(1, 4)],
+        first=3,
+        config={**TRACKED, "train": {"learning_rate": 2e-5}},
+    )
     assert mlflow.runs["id0"].params["train.learning_rate"] == 1e-5  # MLflow refuses another
     assert mlflow.runs["id0"].status == "RUNNING"
     for step in range(4, 8):

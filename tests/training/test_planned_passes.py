@@ -1,7 +1,5 @@
 """`chunk_grpo.planning.dry_run` against the evaluations of a training of the toy network."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,26 +12,16 @@ from tests.training.conftest import small_params
 STEP: dict[str, Any] = {"objective": "step", "plan": "step", "fraction": 0.5}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "steps, KL": (STEP, {}),
-    "old log-probabilities again": (STEP, {"old_log_probs": "training", "kl_coef": 0.0}),
     "chunks divided": (
         {"objective": "chunk", "plan": "single", "fraction": 1.0},
         {"micro_batch_size": 3, "rollout_batch_size": 3},
     ),
     "images noised again": ({**STEP, "likelihood": "matching", "clip_range": 0.2}, {}),
-    "common noise": (STEP, {"same_noise_in_group": True}),
 }
 
 
-BY_HAND = {"old log-probabilities again", "common noise"}
-"""Cases that tests/planning/test_dry_run.py works by hand, too."""
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow) if case in BY_HAND else case for case in CASES]
-)
-def test_a_network_of_one_weight_is_evaluated_as_often_as_the_toy(
-    case: str, train: Callable[..., Any], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_a_network_of_one_weight_is_evaluated_as_often_as_the_toy(case, train, tmp_path):
     """Their counts do not depend on the draws."""
     variant, changes = CASES[case]
     with counting() as counted:

@@ -1,7 +1,7 @@
 """Experience: every trajectory is a function of its name alone, and nothing that is not a number passes."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -24,11 +24,6 @@ from chunk_grpo.training.schedule import starts_per_prompt
 from .conftest import CHUNK_WS, PROFILE, method_of, small_params
 
 G = 3
-
-
-@pytest.fixture(scope="module")
-def family(policy: Callable[[], FluxFamily]) -> FluxFamily:
-    return policy()
 
 
 def experience(

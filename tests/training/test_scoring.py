@@ -97,11 +97,6 @@ def experience(
     return collect_experience(family, method, where, reward, params.train, 0, sampled=sampled)
 
 
-@pytest.fixture(scope="module")
-def family(policy: Callable[[], FluxFamily]) -> FluxFamily:
-    return policy()
-
-
 def alike(one: Experience, other: Experience) -> bool:
     """Whether trajectories and scores have the same bits."""
     same = [one.predicted.keys() == other.predicted.keys()]
@@ -115,13 +110,7 @@ def alike(one: Experience, other: Experience) -> bool:
 
 @pytest.mark.parametrize("variant", [CHUNK_WS, BRANCHING, GAINS], ids=["whole", "branches", "gains"])
 @pytest.mark.parametrize("kept", [1, 2])
-def test_kept_batches_are_scored_and_not_sampled_again(
-    variant: dict[str, Any],
-    kept: int,
-    family: FluxFamily,
-    data: TrainingData,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_kept_batches_are_scored_and_not_sampled_again(variant, kept, family, data, monkeypatch):
     """Through a checkpoint, whichever number of batches was sampled, with the images that they predict."""
     whole = experience(family, data, data.reward, variant=variant)
     sampled: list[SampledTrajectories] = []
@@ -145,9 +134,7 @@ def test_kept_batches_are_scored_and_not_sampled_again(
 
 
 @pytest.mark.parametrize("background", [True, False])
-def test_after_a_scorer_was_away_no_other_batch_waits_for_it(
-    background: bool, family: FluxFamily, data: TrainingData
-) -> None:
+def test_after_a_scorer_was_away_no_other_batch_waits_for_it(background, family, data):
     """All batches are sampled: processes make equally many passes, and a later run needs them."""
     reward = reward_that_is_away(WEIGHTS, range(1, 99), away_seconds=0.0)
     sampled: list[SampledTrajectories] = []

@@ -4,7 +4,8 @@ import io
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -18,31 +19,21 @@ from tensorboard.summary.writer import event_file_writer
 
 from chunk_grpo.config import Params
 from chunk_grpo.errors import ConfigError, DataError, install_command
-from chunk_grpo.training.journal import FILE, Heading
-from chunk_grpo.training.metrics import MetricRow
-from chunk_grpo.training.run import RunPaths
-from chunk_grpo.training.sinks import MetricSink, open_sinks
+from chunk_grpo.training.journal import FILE
+from chunk_grpo.training.sinks import MetricSink
 from chunk_grpo.training.trackers import EXTRAS
 from tests.conftest import ROOT
 
-CONFIG = {"train": {"learning_rate": 1e-5, "plan": [2, 3]}, "seed": 0}
-HEADING = Heading("abc", seed=0, iterations=9, done=0)
+from .conftest import TRACKED, open_in
+
 Open = Callable[..., list[MetricSink]]
 
 
 @pytest.fixture
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
-    """Opens the sinks of a run in `tmp_path`, at iteration 0 or later."""
     # TensorBoard numbers the files of one second and reads them in the order of their names: 10 before 9.
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(9))
-
-    def opened(
-        *trackers: Any, rows: Iterable[MetricRow] = (), first: int = 0, is_main: bool = True
-    ) -> list[MetricSink]:
-        paths = RunPaths(tmp_path / "unused", "abc", tmp_path, "chunk/seed-0", trackers, CONFIG)
-        return open_sinks(paths, HEADING, list(rows), first, is_main=is_main)
-
-    return opened
+    return partial(open_in, tmp_path)
 
 
 def read(folder: Path) -> EventAccumulator:
@@ -179,7 +170,7 @@ def test_wandb_gets_the_run_its_configuration_numbers_and_images(wandb, opened, 
     run = {"name": "chunk/seed-0", "dir": str(place), "id": run_id, "resume": "allow"}
     assert wandb.calls == [
         ("init", {"project": "chunk-grpo", **run}),
-        ("config", CONFIG),
+        ("config", TRACKED),
         ("log", 0, {"kl": 0.5, "heldout": [("picture", (4, 6, 3))] * 2}),
         ("finish",),
     ]

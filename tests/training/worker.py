@@ -105,6 +105,11 @@ class Seen:
     sizes: list[int] = field(default_factory=list)
     """Of the plan at the end."""
 
+    def has_weights_of(self, other: "Seen") -> bool:
+        """Whether all weights, at least one, are the same bits."""
+        pairs = [(self.weights[name], value) for name, value in other.weights.items()]
+        return pairs != [] and all(torch.equal(*pair) for pair in pairs)
+
     def metric(self, name: str) -> list[float]:
         """A metric's values, iteration after iteration."""
         return [value for _, metric, value in self.rows if metric == name]

@@ -164,7 +164,6 @@ def _backward(grad: Any, query: Any, key: Any, value: Any, *args: object, **opti
     return int(sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape))
 
 
-_DEVICE = torch.ops.prim.device.default
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 _ATTENTION: dict[Any, Callable[..., int]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _forward,
