@@ -97,7 +97,11 @@ def read_results(path: Path) -> list[OriginalResult]:
             try:
                 result = OriginalResult.model_validate_json(line)
             except ValidationError as error:
-                raise DataError(f"{path}:{number}: no result of GenEval's evaluator: {error}") from error
+                faults = "; ".join(
+                    f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}, got {fault['input']!r}"
+                    for fault in error.errors()
+                )
+                raise DataError(f"{path}:{number}: no result of GenEval's evaluator: {faults}") from error
             picture = result.prompt_number, result.sample
             if picture in results:
                 raise DataError(
