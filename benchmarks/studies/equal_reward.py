@@ -13,8 +13,9 @@ from benchmarks.studies.blocks import BASE, CURVES, Block
 from chunk_grpo.reporting.comparisons import signed
 from chunk_grpo.reporting.statistics import LEVEL
 
-REFERENCE = ("dance", "tuned")
-"""Policy whose distance from the curve is subtracted from that of each policy."""
+TUNED = "tuned"
+REFERENCES = ("dance", "flow-grpo")
+"""Variants of the step level. The distance of the first that a block has is subtracted from that of each policy."""
 
 
 def at_equal_reward(block: Block, scorer: str) -> tuple[float, list[list[str]]]:
@@ -23,7 +24,7 @@ def at_equal_reward(block: Block, scorer: str) -> tuple[float, list[list[str]]]:
     The curve is a quadratic without constant through all tuned policies, each training seed a point. A distance is
     given with its interval over seeds (Student's t), which does not count the choice of prompts.
     """
-    policies = sorted({policy for policy, _ in block.values if policy[1] == REFERENCE[1]})
+    policies = sorted({policy for policy, _ in block.values if policy[1] == TUNED})
 
     def change(name: str) -> NDArray[np.float64]:
         """Mean over prompts of the differences from the base, [policies, seeds]."""
@@ -36,12 +37,13 @@ def at_equal_reward(block: Block, scorer: str) -> tuple[float, list[list[str]]]:
     curve, *_ = np.linalg.lstsq(terms, moved.ravel(), rcond=None)
     above = moved - (terms @ curve).reshape(moved.shape)
     fit = 1 - (above**2).sum() / ((moved - moved.mean()) ** 2).sum()
-    beyond = above - above[policies.index(REFERENCE)]
+    reference = next((name, TUNED) for name in REFERENCES if (name, TUNED) in policies)
+    beyond = above - above[policies.index(reference)]
     rows = []
     for policy, x, y, distances in zip(policies, gain, moved, beyond, strict=True):
         interval = stats.ttest_1samp(distances, 0.0).confidence_interval(LEVEL)
         text = f"{signed(distances.mean())} ({signed(interval.low)} to {signed(interval.high)})"
-        own = "" if policy == REFERENCE else text
+        own = "" if policy == reference else text
         rows.append([policy[0], signed(x.mean()), signed(y.mean()), own])
     return float(fit), rows
 

@@ -180,7 +180,7 @@ def show(block: str, results: Path) -> None:
         fit, distances = at_equal_reward(found, scorer)
         changes = (f"change in {found.reward}", f"change in {scorer}")
         title = f"{block}: {scorer} at equal {found.reward} (R2 of the curve {fit:.2f})"
-        print_table(title, ("policy", *changes, "above the curve, less dance's"), distances)
+        print_table(title, ("policy", *changes, "above the curve, less the step level's"), distances)
     iterations, curves = curve_rows(block, results)
     print_table(f"{block}: {found.reward} of the held-out images of training", iterations, curves)
 

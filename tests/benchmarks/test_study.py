@@ -162,9 +162,10 @@ def test_policies_beside_a_block_have_its_training_seeds(tmp_path: Path) -> None
         assert means.tolist() == [401.5, 501.5]
 
 
-def test_scores_are_compared_at_equal_reward() -> None:
+@pytest.mark.parametrize("step", ["dance", "flow-grpo"])
+def test_scores_are_compared_at_equal_reward(step: str) -> None:
     """The other score is 2 x + 3 x^2 of the reward's change x, and 0.1 and 0.3 above that with chunk."""
-    gains = {"dance": [0.1, 0.2], "control": [0.3, 0.5], "chunk": [0.2, 0.4]}
+    gains = {step: [0.1, 0.2], "control": [0.3, 0.5], "chunk": [0.2, 0.4]}
     above = {"chunk": np.array([[0.1], [0.3]])}
     values = {(BASE, name): np.full((1, 2), 0.5) for name in ("reward", "other")}
     for policy, gain in gains.items():
@@ -177,9 +178,9 @@ def test_scores_are_compared_at_equal_reward() -> None:
     for given, lowest in ((exact, 0.9999), (values, 0.8)):
         fit, rows = at_equal_reward(Block("reward", ("reward", "other"), (0, 1), ("a", "b"), given), "other")
         assert lowest < fit <= 1
-    assert rows[2][:3] == ["dance", "+0.150", "+0.375"]
+    assert rows[2][:3] == [step, "+0.150", "+0.375"]
     assert rows[2][3] == ""
-    x, y = (np.array([gains[p] for p in ("chunk", "control", "dance")]).ravel() for _ in range(2))
+    x, y = (np.array([gains[p] for p in ("chunk", "control", step)]).ravel() for _ in range(2))
     y = 2 * x + 3 * x**2 + np.array([0.1, 0.3, 0, 0, 0, 0])
     fitted, *_ = np.linalg.lstsq(np.stack([x, x**2], axis=1), y, rcond=None)
     residual = y - np.stack([x, x**2], axis=1) @ fitted
