@@ -29,7 +29,9 @@ def test_latents_and_pictures_equal_those_of_diffusers_pipeline(name, scale, che
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 @pytest.mark.parametrize("name", ["flux", "sd3"])
 def test_the_toys_equal_diffusers_pipeline(name, scale, size):
-    assert max(differences(name, TOYS / f"tiny-{name}", size, 4, scale)) < 1e-5
+    """By as many passes as their pipelines make: trained weights enlarge the rounding of another batch size."""
+    passes = {"flux": 2, "sd3": 1}[name]
+    assert max(differences(name, TOYS / f"tiny-{name}", size, 4, scale, passes)) < 1e-5
 
 
 @pytest.mark.parametrize("name", [name for name, scale in GUIDED if scale > 1])
