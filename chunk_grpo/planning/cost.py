@@ -262,7 +262,7 @@ def save_seconds(size: float, machine: Machine) -> float:
 
 @dataclass(frozen=True)
 class Saving:
-    """Checkpoints of one training, which waits for a copy in host memory and goes on while files are written."""
+    """Checkpoints of one training. It waits until a copy is in host memory, and goes on while files are written."""
 
     seconds: float
     """Until a checkpoint is written."""

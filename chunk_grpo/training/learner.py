@@ -161,11 +161,11 @@ class Learner:
             made = self._step(updates[number], number, check)
             if self.average is not None:
                 self.average.update((iteration.number - 1) * len(updates) + number + 1)
-            if self._sampler is not None and number + 1 == len(updates):
-                self._sampler.update(iteration.number * len(updates))
             iteration.updates.append(made)
             iteration.seconds += time.perf_counter() - start
             start = time.perf_counter()
+        if self._sampler is not None:
+            self._sampler.update(iteration.number * len(updates))
 
     def prepare(self, iteration: IterationState, check: Check) -> list[Update]:
         """Build the updates of the iteration.

@@ -10,6 +10,7 @@ from chunk_grpo.config import load_params
 from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.planning.cost import loaded_bytes
+from chunk_grpo.planning.memory import averages_of
 from chunk_grpo.planning.models import read_checkpoint
 from chunk_grpo.planning.scorers import scoring
 from chunk_grpo.planning.settings import Settings, settings_of
@@ -26,7 +27,7 @@ from chunk_grpo.planning.storage import (
 from chunk_grpo.training.schedule import prompts_of_iteration
 from infra.plan import only
 from tests.conftest import VARIANT, Workspace
-from tests.planning.planned import edited, plan, preset, settings
+from tests.planning.planned import edited, plan, preset, settings, with_variant
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +86,19 @@ def test_checkpoints(smoke: Settings, tmp_path: Path) -> None:
     CheckpointStore(tmp_path, "test", 1).save(state)
     written = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     assert checkpoint_bytes(smoke) == pytest.approx(written, rel=0.03)
+
+
+def test_each_average_is_a_copy_of_the_trained_weights() -> None:
+    """The average that is evaluated, and DiffusionNFT's that samples."""
+    found = []
+    for decay, averages in ((None, {}), (None, {"sampling_average": {}}), (0.9, {"sampling_average": {}})):
+        params = edited(preset("tiny"), train={"ema_decay": decay})
+        found.append(
+            settings(with_variant(params, objective="step", plan="step", likelihood="nft", **averages))
+        )
+    copies = [checkpoint_bytes(each) - checkpoint_bytes(found[0]) for each in found]
+    assert copies == [0, 4 * found[0].network.trained_weights, 8 * found[0].network.trained_weights]
+    assert [averages_of(each, next(iter(each.params.variants))) for each in found] == [0, 1, 2]
 
 
 def test_kept_checkpoints_are_those_of_all_runs() -> None:

@@ -83,7 +83,7 @@ class Outcome:
         return all(torch.equal(self.weights[name], value) for name, value in other.weights.items())
 
     def equals(self, other: "Outcome") -> bool:
-        """Whether all metrics but those of a clock, and all weights, are the same bits."""
+        """Whether weights and metrics are the same bits. Metrics of time do not count."""
         return self.without_times() == other.without_times() and self.has_weights_of(other)
 
 
