@@ -131,7 +131,7 @@ def norms_by_chunk(
     """Norms of the gradients of the chunks of `SIZES`: expected in a batch, and of the mean gradient.
 
     `gram` has the inner products [P, P, N, N] of the image's advantage. Both norms are shares of the whole gradient's
-    expected norm in a batch. Empty if the chunks do not have N steps together.
+    expected norm in a batch. Rows without an estimate are left out; empty unless the chunks have N steps.
     """
     if sum(SIZES) != gram.shape[-1]:
         return []
@@ -142,8 +142,10 @@ def norms_by_chunk(
         parts = [weighted[..., a:b, a:b].sum(axis=(2, 3)) for a, b in pairwise(ends)]
         for batch in BATCHES:
             whole = _squared_length(weighted.sum(axis=(2, 3)), batch)
-            squared = [(_squared_length(part, batch), max(_between(part), 0.0)) for part in parts]
-            found.append((name, batch, [tuple(np.sqrt(np.array(pair) / whole).tolist()) for pair in squared]))
+            squared = np.array([(_squared_length(part, batch), _between(part)) for part in parts])
+            if whole > 0:  # from few prompts an estimate may be below 0
+                norms = np.sqrt(squared.clip(min=0) / whole)
+                found.append((name, batch, [(float(norm), float(mean)) for norm, mean in norms]))
     return found
 
 
