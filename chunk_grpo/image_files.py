@@ -20,6 +20,9 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
 MAX_PIXELS = 64_000_000
 """Most pixels of a picture; 192 MB as RGB."""
 
+SOURCE = "source"
+"""Beginning of the names of tensors that stand for a picture to edit: guidance has them in both of its passes."""
+
 _PLAIN = ("RGB", "L", "1", "P", "CMYK", "YCbCr")
 _TRANSPARENT = ("RGBA", "LA", "PA")
 _ORIENTATION = 0x0112  # tag of EXIF
@@ -173,6 +176,18 @@ def _pixels(image: Image.Image) -> NDArray[np.uint8]:
     if orientation in _TURNED:
         image = image.transpose(_TURNED[orientation])
     return np.array(image.convert("RGB"))
+
+
+def fitted(picture: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    """Resize a picture [H, W, 3] as diffusers' pipelines do (Lanczos); of another ratio, both ends are cut first."""
+    image = Image.fromarray(picture)
+    wide, high = (
+        min(image.width, image.height * width / height),
+        min(image.height, image.width * height / width),
+    )
+    left, top = (image.width - wide) / 2, (image.height - high) / 2
+    box = (left, top, left + wide, top + high)
+    return np.asarray(image.resize((width, height), Image.Resampling.LANCZOS, box))
 
 
 def as_pictures(images: NDArray[np.float32]) -> NDArray[np.uint8]:

@@ -2,11 +2,14 @@
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 
 from chunk_grpo.artifacts import read_table
-from chunk_grpo.artifacts.embeddings import distinct_texts, write_embeddings
+from chunk_grpo.artifacts.embeddings import distinct_prompts, write_embeddings
+from chunk_grpo.artifacts.pictures import open_pictures
 from chunk_grpo.config import Params
 from chunk_grpo.families.cut_prompts import no_warnings_of_cut_prompts
+from chunk_grpo.image_files import read_picture
 from chunk_grpo.library.checkpoint import recorded_checkpoint
 from chunk_grpo.library.encoding import encoded
 from chunk_grpo.parallel import Workers, exhaust
@@ -18,19 +21,25 @@ from stages._stage import reads, writes
 class Arguments:
     model: str = reads("JSON of stage inputs: content of the base model's files")
     prompts: str = reads("prompts/1, Parquet")
+    pictures: str = reads("folder with pictures/1 and the pictures that prompts edit")
     out: str = writes("folder for embeddings/2 and its shards")
 
 
 def main(params: Params, arguments: Arguments) -> None:
-    """Encode each distinct text once."""
+    """Encode each distinct text, with the picture that it edits, once."""
     workers = Workers()
     prompts = [(r["prompt_id"], r["prompt"]) for r in read_table(arguments.prompts, "prompts").to_pylist()]
     family = recorded_checkpoint(params.model, arguments.model).loaded("text")
     negative = family.encode([params.model.negative_prompt]).to("cpu").tensors
-    with no_warnings_of_cut_prompts():  # the stage prepare_prompts has reported them
-        batches = encoded(family, distinct_texts(prompts), params.encode.batch_size, workers)
+    with (
+        open_pictures(arguments.pictures) as pictures,
+        no_warnings_of_cut_prompts(),  # the stage prepare_prompts has reported them
+    ):
+        distinct = distinct_prompts(prompts, pictures)
+        edited = [partial(read_picture, pictures[name]) for name, _ in distinct] if pictures else None
+        batches = encoded(family, [text for _, text in distinct], params.encode.batch_size, workers, edited)
         if workers.is_main:
-            write_embeddings(prompts, batches, arguments.out, negative=negative)
+            write_embeddings(prompts, batches, arguments.out, pictures=pictures, negative=negative)
         else:
             exhaust(batches)
 

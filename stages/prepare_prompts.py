@@ -3,17 +3,25 @@
 import functools
 import logging
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from chunk_grpo.artifacts import output_dir, table_from_rows, write_csv, write_json, write_table
+from chunk_grpo.artifacts.pictures import write_pictures
 from chunk_grpo.config import Params
 from chunk_grpo.digests import Digests
 from chunk_grpo.families.tokens import token_limits
+from chunk_grpo.image_files import fitted, read_picture
+from chunk_grpo.progress import Meter
 from chunk_grpo.prompts.checks import check_lengths
 from chunk_grpo.prompts.recorded import prompt_records
 from chunk_grpo.prompts.scorer_data import check_scorer_data
-from chunk_grpo.prompts.splits import splits_of
-from chunk_grpo.prompts.tables import compared_rows, findings_table, scheduled_rows, table_rows
+from chunk_grpo.prompts.splits import Split, splits_of
+from chunk_grpo.prompts.tables import compared_rows, findings_table, prompt_id, scheduled_rows, table_rows
 from chunk_grpo.recorded import require_model, require_unchanged
 from stages._stage import reads, run_stage, writes
 
@@ -30,8 +38,20 @@ class Arguments:
         "profile uses (profile.parquet)"
     )
     evaluation: str = writes("prompts/1, Parquet: all splits except train, of eval what is compared")
+    pictures: str = writes("folder for pictures/1 and the pictures that prompts edit")
     report: str = writes("JSON: findings in the prompts, and the action taken")
     findings: str = writes("CSV: every prompt that broke a rule")
+
+
+def pictures_of(splits: Sequence[Split], height: int, width: int) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+    """The picture of each prompt that edits one, at the size of the images."""
+    edited = [
+        (prompt_id(split.name, n), row) for split in splits for n, row in enumerate(split.rows) if row.picture
+    ]
+    with Meter("reading pictures", len(edited)) as meter:
+        for name, row in edited:
+            yield name, fitted(read_picture(Path(str(row.picture))), height, width)
+            meter.advance()
 
 
 def main(params: Params, arguments: Arguments) -> None:
@@ -40,7 +60,10 @@ def main(params: Params, arguments: Arguments) -> None:
     limits = functools.cache(
         lambda: token_limits(model.family, model.checkpoint, model.revision, model.max_sequence_length)
     )
-    splits = list(splits_of(params.prompts, limits))  # first: errors in prompt files before the model's
+    shape = params.model.height, params.model.width
+    splits = list(
+        splits_of(params.prompts, limits, shape)
+    )  # first: errors in prompt files before the model's
     check_scorer_data(params, splits)
     require_unchanged(prompt_records(params, Digests()), arguments.files)
     reports = {}
@@ -61,6 +84,7 @@ def main(params: Params, arguments: Arguments) -> None:
     with output_dir(arguments.scheduled) as folder:
         for name, used in scheduled_rows(rows["train"], rows["eval"], params).items():
             write_table(table_from_rows(used, "prompts"), str(folder / f"{name}.parquet"), "prompts")
+    write_pictures(pictures_of(splits, *shape), arguments.pictures)
     write_json({name: report.as_json() for name, report in reports.items()}, arguments.report)
     write_csv(findings_table(reports), arguments.findings)
 

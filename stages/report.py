@@ -17,6 +17,7 @@ class Arguments:
     """Fields of `Layout`, by their names."""
 
     prompts: str = reads("prompts/1, Parquet")
+    pictures: str = reads("folder with pictures/1 and the pictures that prompts edit")
     profile: str = reads("l1_profile/1, Parquet")
     chunks: str = reads("folder with PLAN.parquet")
     train: str = reads("folder with VARIANT/seed-N/metrics.parquet")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from chunk_grpo.artifacts import join, read_json, read_table, table_from_rows, write_table
 from chunk_grpo.artifacts.kept import forget_recorded
+from chunk_grpo.artifacts.pictures import INDEX, open_pictures
 from chunk_grpo.artifacts.schemas import SCORER_KEY
 from chunk_grpo.artifacts.table_checks import check_scale
 from chunk_grpo.config import Params
@@ -23,6 +24,7 @@ from stages._stage import reads, writes
 class Arguments:
     spec: str = reads("JSON of stage check_scorers: spec of the scorer")
     prompts: str = reads("prompts/1, Parquet")
+    pictures: str = reads("folder with pictures/1 and the pictures that prompts edit")
     images: str = reads("images/1, Parquet, or a folder with seed-N/images.parquet of each training seed")
     out: str = writes("scores/2, Parquet")
 
@@ -50,9 +52,13 @@ def main(params: Params, arguments: Arguments) -> None:
     prompts = {r["prompt_id"]: r for r in read_table(arguments.prompts, "prompts").to_pylist()}
     tables = tables_of(params, arguments)
     images = images_to_score(tables, spec, prompts, arguments.prompts)
-    with closing(place_checked(spec, params.scorers, params.executors)) as scorer:
-        kept = kept_scores(spec, scorer.settings, tables, arguments.prompts, arguments.out)
-        rows = score_rows(spec.key, scorer, images, prompts, kept, workers, spec.refusals)
+    of_prompts = (arguments.prompts, join(arguments.pictures, INDEX))
+    with (
+        closing(place_checked(spec, params.scorers, params.executors)) as scorer,
+        open_pictures(arguments.pictures) as pictures,
+    ):
+        kept = kept_scores(spec, scorer.settings, tables, of_prompts, arguments.out)
+        rows = score_rows(spec.key, scorer, images, prompts, kept, workers, spec.refusals, pictures)
         table = table_from_rows(rows, "scores")
         check_scale(table, arguments.out, *scorer.settings.value_scale[1:])
     if workers.is_main:

@@ -21,6 +21,7 @@ from chunk_grpo.artifacts import (
 )
 from chunk_grpo.artifacts.kept import KEPT, Kept, forget_recorded
 from chunk_grpo.artifacts.manifest import ITERATIONS, Notes
+from chunk_grpo.artifacts.pictures import INDEX
 from chunk_grpo.artifacts.storage import is_remote
 from chunk_grpo.config import Params, VariantParams
 from chunk_grpo.errors import ConfigError
@@ -62,6 +63,7 @@ class Arguments:
     settings: str = reads("JSON of stage inputs: settings of the variant's training")
     model: str = reads("JSON of stage inputs: content of the base model's files")
     prompts: str = reads("prompts/1, Parquet")
+    pictures: str = reads("folder with pictures/1 and the pictures that prompts edit")
     embeddings: str = reads("folder with embeddings/2 and its shards")
     plan: str = reads("chunk_plan/1, Parquet: the variant's chunks")
     scorers: str = reads("JSON of stage check_scorers: specs of the scorers used in training")
@@ -109,7 +111,8 @@ def checkpoint_key(params: Params, arguments: Arguments, data: TrainingData) -> 
     about |= training_settings(params, arguments.variant)
     about["train"] = moving_settings(params.train, params.variants[arguments.variant])
     about["start"] = read_json(arguments.settings)["start"]
-    files = (arguments.model, arguments.prompts, arguments.plan, arguments.scorers)
+    pictures = join(arguments.pictures, INDEX)
+    files = (arguments.model, arguments.prompts, pictures, arguments.plan, arguments.scorers)
     count = params.train.prompts_per_iteration
     first_ones = prompts_of_iteration(0, count, len(data.prompts), arguments.seed)
     embedded = (data.prompts.rows(first_ones), data.heldout)
@@ -146,7 +149,8 @@ def main(params: Params, arguments: Arguments) -> Notes:
     checkpoint = recorded_checkpoint(params.model, arguments.model, params.sampling)
     name = f"{arguments.variant}/seed-{arguments.seed}"
     shown = training_settings(params, arguments.variant)
-    with encoded_prompts(arguments.prompts, arguments.embeddings, params.sampling.cfg_scale) as stored:
+    scale = params.sampling.cfg_scale
+    with encoded_prompts(arguments.prompts, arguments.embeddings, scale, arguments.pictures) as stored:
         data = read_training_data(params, arguments, stored)
         key = processes.by_main(lambda: checkpoint_key(params, arguments, data))
         folder = KEPT / key

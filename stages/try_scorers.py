@@ -3,12 +3,15 @@
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from chunk_grpo.artifacts import join, read_json, read_table, write_json
+from chunk_grpo.artifacts.pictures import open_pictures
 from chunk_grpo.config import Params
+from chunk_grpo.library.scoring import sources_of
 from chunk_grpo.planning.images import ScoredImages, scored_images
 from chunk_grpo.progress import Meter, duration
 from chunk_grpo.scorers.reward import Reward
@@ -33,6 +36,7 @@ class Arguments:
     training: str = reads("JSON: specs of the scorers used in training")
     prompts: str = reads("prompts/1, Parquet: splits train and eval")
     evaluation: str = reads("prompts/1, Parquet: all splits except train")
+    pictures: str = reads("folder with pictures/1 and the pictures that prompts edit")
     out: str = writes("JSON: the same content after every trial")
 
 
@@ -46,17 +50,21 @@ def by_split(*tables: str) -> dict[str, list[Row]]:
     return found
 
 
-def samples_of(params: Params, splits: Sequence[str], prompts: Mapping[str, Sequence[Row]]) -> list[Sample]:
-    """Prompts of each split, with the size of its images in the run."""
-    return [
-        Sample(
-            split,
-            spread(prompts[split], params.trial.images),
-            params.model.height if split == "train" else params.generate.height,
-            params.model.width if split == "train" else params.generate.width,
-        )
-        for split in splits
-    ]
+def samples_of(
+    params: Params,
+    splits: Sequence[str],
+    prompts: Mapping[str, Sequence[Row]],
+    pictures: Mapping[str, Path],
+) -> list[Sample]:
+    """Prompts of each split, with the size of its images in the run and the pictures that they edit."""
+    found = []
+    for split in splits:
+        height = params.model.height if split == "train" else params.generate.height
+        width = params.model.width if split == "train" else params.generate.width
+        rows = spread(prompts[split], params.trial.images)
+        sources = sources_of([row["prompt_id"] for row in rows], pictures, (height, width))
+        found.append(Sample(split, rows, height, width, sources))
+    return found
 
 
 def trial(params: Params, arguments: Arguments) -> Iterator[tuple[str, ...]]:
@@ -67,7 +75,7 @@ def trial(params: Params, arguments: Arguments) -> Iterator[tuple[str, ...]]:
     prompts = by_split(arguments.prompts, arguments.evaluation)
     counts = {split: len(rows) for split, rows in prompts.items()}
     in_training = read_json(arguments.training)
-    with Meter("trying scorers", len(params.scorers)) as meter:
+    with Meter("trying scorers", len(params.scorers)) as meter, open_pictures(arguments.pictures) as pictures:
         for key in params.scorers:
             location = join(arguments.specs, f"{key}.json")
             spec = spec_from(read_json(location), location)
@@ -76,7 +84,7 @@ def trial(params: Params, arguments: Arguments) -> Iterator[tuple[str, ...]]:
             try:
                 if key in in_training:
                     Reward({key: scorer}, {key: 1.0})  # refuses groupwise scorers
-                samples = samples_of(params, splits, prompts)
+                samples = samples_of(params, splits, prompts, pictures)
                 times = try_scorer(key, scorer, samples, params.generate.images_per_prompt)
             finally:
                 scorer.close()

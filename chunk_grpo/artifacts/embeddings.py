@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -19,6 +20,7 @@ from chunk_grpo.artifacts.io import read_table, table_from_rows, write_table
 from chunk_grpo.artifacts.storage import Location, input_dir, join, output_dir
 from chunk_grpo.artifacts.table_checks import REWRITE_IT
 from chunk_grpo.errors import DataError
+from chunk_grpo.image_files import SOURCE
 
 INDEX = "index.parquet"
 """Name of the table embeddings/2 in the folder."""
@@ -33,9 +35,17 @@ Prompt = tuple[str, str]
 """(prompt_id, prompt)."""
 
 
-def distinct_texts(prompts: Iterable[Prompt]) -> list[str]:
-    """Texts in the order of their first appearance: the order of the stored rows."""
-    return list(dict.fromkeys(text for _, text in prompts))
+def distinct_prompts(
+    prompts: Iterable[Prompt], pictures: Mapping[str, Path] = MappingProxyType({})
+) -> list[Prompt]:
+    """The first prompt of each text and picture to edit, in the order of the stored rows.
+
+    `pictures` has the path of each prompt's picture by its id; equal pictures have one path.
+    """
+    first: dict[tuple[str, Path | None], Prompt] = {}
+    for name, text in prompts:
+        first.setdefault((text, pictures.get(name)), (name, text))
+    return list(first.values())
 
 
 def write_embeddings(
@@ -43,31 +53,35 @@ def write_embeddings(
     batches: Iterable[Mapping[str, Tensor]],
     location: Location,
     *,
+    pictures: Mapping[str, Path] = MappingProxyType({}),
     negative: Mapping[str, Tensor] | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write the embeddings of prompts as a folder; equal texts share a row. At most one shard is in memory.
+    """Write the embeddings of prompts as a folder; equal texts with equal pictures share a row.
+
+    At most one shard is in memory.
 
     An OSError raised by `batches` is reported as an error of `location`.
 
     Args:
         prompts: Prompts in any order.
-        batches: Tensors [n, ...] by name on the CPU, a row for each of `distinct_texts(prompts)` in that order.
+        batches: Tensors [n, ...] by name on the CPU, a row for each of `distinct_prompts` in that order.
         location: Folder, local or URL.
-        negative: Tensors [1, ...] of the negative prompt by the same names; None: there is none.
+        pictures: As for `distinct_prompts`.
+        negative: Tensors [1, ...] of the negative prompt by the same names, but those of pictures; None: there is none.
         shard_bytes: Largest size of a shard's tensors, unless a single row is larger.
 
     Raises:
         ValueError: `batches` have another number of rows, or tensors that differ in names or shapes.
     """
-    texts = distinct_texts(prompts)
+    distinct = distinct_prompts(prompts, pictures)
     with output_dir(location) as folder:
         places = list(_write_shards(batches, folder, shard_bytes))
-        place_of = dict(zip(texts, places, strict=True))
-        rows = [
-            {"prompt_id": name, "prompt": text, "shard": place_of[text][0], "row": place_of[text][1]}
-            for name, text in prompts
-        ]
+        place_of = {
+            (text, pictures.get(name)): place for (name, text), place in zip(distinct, places, strict=True)
+        }
+        found = [(name, text, *place_of[text, pictures.get(name)]) for name, text in prompts]
+        rows = [dict(zip(("prompt_id", "prompt", "shard", "row"), row, strict=True)) for row in found]
         if negative is not None:
             save_file({name: tensor.contiguous() for name, tensor in negative.items()}, folder / NEGATIVE)
         write_table(table_from_rows(rows, "embeddings"), folder / INDEX, "embeddings")
@@ -199,9 +213,10 @@ class Embeddings:
         """
         with self._opened(NEGATIVE) as file:
             found = {name: file.get_tensor(name) for name in sorted(file.keys())}
-        if found.keys() != set(self._names):
+        wanted = [name for name in self._names if not name.startswith(SOURCE)]
+        if found.keys() != set(wanted):
             raise DataError(
-                f"{join(self._location, NEGATIVE)}: must hold the tensors {', '.join(self._names)}, got "
+                f"{join(self._location, NEGATIVE)}: must hold the tensors {', '.join(wanted)}, got "
                 f"{', '.join(found)}. {_AGAIN}"
             )
         return found

@@ -19,6 +19,8 @@ class Layout:
 
     prompts: str = f"{ARTIFACTS}/prompts/evaluation.parquet"
     """The prompts of the evaluation, schema prompts."""
+    pictures: str = f"{ARTIFACTS}/prompts/pictures"
+    """Pictures that prompts edit."""
     embeddings: str = f"{ARTIFACTS}/embeddings/evaluation"
     """Their embeddings."""
     profile: str = f"{ARTIFACTS}/profile/l1_profile.parquet"

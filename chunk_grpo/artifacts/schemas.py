@@ -17,6 +17,7 @@ SCORER_KEY = b"chunk_grpo.scorer"
 
 SchemaName: TypeAlias = Literal[
     "prompts",
+    "pictures",
     "embeddings",
     "l1_profile",
     "chunk_plan",
@@ -114,6 +115,9 @@ SCHEMAS: dict[SchemaName, TableSchema] = {
             key=("prompt_id",),
             records=("metadata",),
         ),
+        _schema(
+            "pictures", 1, {"prompt_id": _TEXT, "picture": _TEXT}, key=("prompt_id",)
+        ),  # name of the file beside it
         _schema(
             "embeddings",
             2,

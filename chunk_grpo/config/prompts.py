@@ -25,6 +25,10 @@ class PromptFile(Section):
     metadata_fields: tuple[Text, ...] | None = None
     """Columns or keys that scorers get as `metadata`; null: all but prompt and category. Null with `source:
     geneval`."""
+    picture_field: Text | None = None
+    """Column or key with the picture that the prompt says how to edit: a path below the folder of the file; null: the
+    prompts draw new images. All prompt files have it, or none; the file is on a local disk, and the family one that
+    edits."""
     limit: PromptCount | None = None
     """Number of records read from the beginning of the file; null: all. Source: ours; DanceGRPO's code: 50,000 for
     training."""
@@ -48,6 +52,9 @@ class PromptChecks(Section):
     """Action for prompts with more tokens than a text encoder takes: CLIP 77, T5 `model.max_sequence_length`; with
     `keep` the encoder truncates them. Applies to all prompts that are used, from any source; `drop` to all that are
     read from files."""
+    pictures: Literal["refuse", "drop", "crop"] = "refuse"
+    """Action for pictures to edit whose ratio of the sides differs by more than 2 % from that of `model.width` and
+    `model.height`; `crop` cuts both ends of the longer side. Pictures that cannot be read are `records`."""
     shared: Literal["refuse", "drop", "keep"] = "refuse"
     """Action for train prompts that are in the file of the eval split too; `drop` takes them out of the train split.
     GenEval's prompts are the same if they ask for the same."""

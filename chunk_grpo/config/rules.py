@@ -22,7 +22,14 @@ from chunk_grpo.config.models import (
 )
 from chunk_grpo.config.policies import AnyPolicy
 from chunk_grpo.config.problems import Problem, known_name
-from chunk_grpo.config.prompts import FilePrompts, PromptFile, PromptsParams, WisePrompts
+from chunk_grpo.config.prompt_rules import (
+    all_prompts_edit_or_none,
+    benchmark_names_are_free,
+    pictures_are_beside_a_file,
+    prompt_files_fit_source,
+    revisions_are_of_the_hub,
+)
+from chunk_grpo.config.prompts import PromptsParams, WisePrompts
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer
 from chunk_grpo.config.training import TrainParams
 from chunk_grpo.config.variant_rules import (
@@ -60,56 +67,6 @@ JUDGED_PROMPTS: Mapping[str, tuple[str, ...]] = {
     "questions": ("dpg", "file"),
 }
 """Kind of scorer to the kinds of prompts that it can judge; other kinds of scorers judge any prompt."""
-
-
-def prompt_files_fit_source(prompts: PromptsParams) -> Iterator[Problem]:
-    """Prompt files need `source: file` or `geneval` and vice versa; wise_count needs `source: shapes`."""
-    reads = prompts.source in ("file", "geneval")
-    if reads and prompts.train_file is None:
-        yield Problem(("prompts", "train_file"), f"required with source: {prompts.source}, got null")
-    for name in ("train_file", "eval_file"):
-        file: PromptFile | None = getattr(prompts, name)
-        if file is not None and not reads:
-            yield Problem(("prompts", name), f"must be null with source: {prompts.source}")
-        for key in ("prompt_field", "category_field", "metadata_fields"):
-            if file is not None and prompts.source == "geneval" and getattr(file, key) is not None:
-                yield Problem(
-                    ("prompts", name, key),
-                    f"must be null with source: geneval, whose format names the fields, got {getattr(file, key)!r}",
-                )
-    if prompts.source != "shapes" and prompts.wise_count:
-        yield Problem(
-            ("prompts", "wise_count"), f"must be 0 with source: {prompts.source}, got {prompts.wise_count}"
-        )
-
-
-def revisions_are_of_the_hub(prompts: PromptsParams) -> Iterator[Problem]:
-    """`revision` needs `hub_file`; a local file or URL has no revision."""
-    files: dict[tuple[str, ...], PromptFile | None] = {
-        ("prompts", "train_file"): prompts.train_file,
-        ("prompts", "eval_file"): prompts.eval_file,
-    }
-    for name, benchmark in prompts.benchmarks.items():
-        if isinstance(benchmark, FilePrompts):
-            files["prompts", "benchmarks", name, "file"] = benchmark.file
-    for path, file in files.items():
-        if file is not None and file.hub_file is None and file.revision is not None:
-            yield Problem(
-                (*path, "revision"),
-                f"must be null without hub_file (only a file of a data set on the hub has a revision), got "
-                f"{file.revision!r}; name the file by hub_file, or remove the revision",
-            )
-
-
-def benchmark_names_are_free(prompts: PromptsParams) -> Iterator[Problem]:
-    """Benchmarks do not have the names of other splits."""
-    taken = ("train", "eval", "wise") if prompts.wise_count else ("train", "eval")
-    for name in prompts.benchmarks:
-        if name in taken:
-            yield Problem(
-                ("prompts", "benchmarks", name),
-                f"must differ from the names of the other splits: {', '.join(taken)}",
-            )
 
 
 def plans_fit_steps(chunks: ChunksParams, sampling: SamplingParams) -> Iterator[Problem]:
@@ -336,6 +293,8 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (prompt_files_fit_source, ("prompts",)),
     (revisions_are_of_the_hub, ("prompts",)),
     (benchmark_names_are_free, ("prompts",)),
+    (pictures_are_beside_a_file, ("prompts",)),
+    (all_prompts_edit_or_none, ("prompts",)),
     (plans_fit_steps, ("chunks", "sampling")),
     (variant_names_are_free, ("variants",)),
     (variant_plans_exist, ("variants", "chunks")),

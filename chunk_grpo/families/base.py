@@ -7,14 +7,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from chunk_grpo.config.models import BasePrecision
 from chunk_grpo.families.sharding import StoredTensor
 from chunk_grpo.gpus import has_gpu
+
+Picture: TypeAlias = NDArray[np.uint8]
+"""[H, W, 3], RGB."""
 
 Part = Literal["text", "transformer", "vae"]
 """Parts that can be loaded separately: training needs no text encoder, encoding no transformer."""
@@ -28,8 +33,8 @@ class Conditioning:
     """Tensors [B, ...] by name, as the family's `encode` returns and its network takes them. Texts of unequal length
     are padded, with a mask among the tensors."""
     negative: Mapping[str, Tensor] | None = None
-    """Tensors [1, ...] by the same names of the prompt that classifier-free guidance moves away from; None: there is
-    none."""
+    """Tensors [1, ...] of the prompt that classifier-free guidance moves away from; None: there is none. Tensors
+    of pictures to edit (`image_files.SOURCE`) are not among them: they are those of each prompt."""
 
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))
@@ -154,8 +159,16 @@ class Family(VelocityModel, Protocol):
         """Noise levels [S + 1] of the pipeline's own grid for images of this size, float64; needs the part "vae"."""
         ...
 
-    def encode(self, prompts: Sequence[str]) -> Conditioning:
-        """Text-encoder outputs; needs the part "text"."""
+    def encode(self, prompts: Sequence[str], sources: Sequence[Picture] | None = None) -> Conditioning:
+        """Text-encoder outputs, and with source pictures their latents; needs the part "text".
+
+        Args:
+            prompts: B prompts.
+            sources: B pictures uint8 [H, W, 3] of one size that the prompts say how to edit; None: there are none.
+
+        Raises:
+            ConfigError: The family edits no pictures, or their size does not fit the checkpoint.
+        """
         ...
 
     def decode(self, latents: Tensor) -> Tensor:

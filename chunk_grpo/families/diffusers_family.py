@@ -18,6 +18,7 @@ from chunk_grpo.families.base import (
     Conditioning,
     LoadOptions,
     Part,
+    Picture,
     Spread,
     TuningOptions,
     VelocityModel,
@@ -29,6 +30,7 @@ from chunk_grpo.families.guidance import away_and_towards, without_backward
 from chunk_grpo.families.limits import check_limits
 from chunk_grpo.families.recomputing import recompute
 from chunk_grpo.families.sharding import StoredTensor, full_tensor, is_sharded, sharded_copy
+from chunk_grpo.families.sources import as_pixels, edits_nothing
 from chunk_grpo.families.weights.adapter_file import LayerNames
 from chunk_grpo.families.weights.checkpoint import load_pipeline, network_with
 from chunk_grpo.families.weights.lora import (
@@ -119,6 +121,10 @@ class DiffusersFamily(ABC):
         `make plan` reads sizes off them. A mask says that all tokens are there; other values do not matter.
         """
 
+    def source_tensors(self, pictures: Tensor) -> Mapping[str, Tensor]:
+        """Tensors [B, ...] of source pictures [B, 3, H, W] in [-1, 1], by the names that `network_output` takes."""
+        raise edits_nothing(type(self).__module__)
+
     @abstractmethod
     def network_output(self, network: nn.Module, x: Tensor, t: Tensor, text: Mapping[str, Tensor]) -> Tensor:
         """Velocity [B, L, D] by one pass of the network.
@@ -147,14 +153,11 @@ class DiffusersFamily(ABC):
             ConfigError: Sizes of images or texts do not fit the checkpoint, a folder has a revision, or the attention
                 backend does not work here.
         """
-        left_out: dict[str, None] = {
-            name: None for part, names in cls.components.items() if part not in parts for name in names
-        }
         # The VAE's configuration determines the token grid, so the (small) VAE is loaded with the transformer.
-        if "transformer" in parts:
-            left_out.pop("vae", None)
-        wanted = [name for names in cls.components.values() for name in names if name not in left_out]
-        pipeline = load_pipeline(cls.pipeline_class, options, wanted, left_out)
+        needed = {*parts, "vae"} if "transformer" in parts else {*parts}
+        wanted = {name for part in needed for name in cls.components[part]}
+        left_out = dict.fromkeys({n for names in cls.components.values() for n in names} - wanted)
+        pipeline = load_pipeline(cls.pipeline_class, options, sorted(wanted), left_out)
         family = cls(pipeline, options)
         if "transformer" in parts:
             family._try_attention(trains=False)
@@ -189,11 +192,12 @@ class DiffusersFamily(ABC):
         return linear_shift(self._pipeline.scheduler, self._rows * self._columns)
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str]) -> Conditioning:
-        """The text encoders' outputs."""
+    def encode(self, prompts: Sequence[str], sources: Sequence[Picture] | None = None) -> Conditioning:
+        """The text encoders' outputs, and the source pictures' latents; see `Family.encode`."""
         if self._pipeline.text_encoder is None:
             raise ValueError('the part "text" was not loaded: name it in parts=')
-        return Conditioning(self.text_tensors(prompts))
+        edited = {} if sources is None else self.source_tensors(as_pixels(sources, self.device))
+        return Conditioning({**self.text_tensors(prompts), **edited})
 
     def velocity(self, x: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
         """Velocity at packed latents: v(c), or with classifier-free guidance v(n) + scale * (v(c) - v(n)).
@@ -228,9 +232,9 @@ class DiffusersFamily(ABC):
                 raise ValueError("classifier-free guidance needs a negative prompt's tensors, got none")
             negative = self._inputs(conditioning.negative, x.device)
             constant = without_backward(compiles=self._compiles) if self._guides_by_constant else None
-            passes = self._options.cfg_passes
+            scale, passes = self._options.cfg_scale, self._options.cfg_passes
             away, towards = away_and_towards(self._pass, states, t, text, negative, passes, constant)
-            return self.guided(towards, away, self._options.cfg_scale).to(x.dtype)
+            return self.guided(towards, away, scale).to(x.dtype)
 
     def unused_modules(self) -> Sequence[nn.Module]:
         """Modules of the transformer whose output it drops. They stay as they are: replicas wait for each gradient."""
@@ -243,8 +247,7 @@ class DiffusersFamily(ABC):
     def _inputs(self, tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
         dtype = self._options.dtype
         return {
-            name: tensor.to(device, dtype if tensor.is_floating_point() else None)
-            for name, tensor in tensors.items()
+            n: each.to(device, dtype if each.is_floating_point() else None) for n, each in tensors.items()
         }
 
     def _pass(self, x: Tensor, t: Tensor, text: Mapping[str, Tensor]) -> Tensor:
@@ -265,9 +268,8 @@ class DiffusersFamily(ABC):
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Images [B, 3, H, W] in [0, 1] of packed latents [B, L, D]."""
-        images: Tensor = self._pipeline.vae.decode(
-            self.vae_latents(latents.to(self._options.dtype)), return_dict=False
-        )[0]
+        scaled = self.vae_latents(latents.to(self._options.dtype))
+        images: Tensor = self._pipeline.vae.decode(scaled, return_dict=False)[0]
         if images.ndim == 5:  # of a VAE for videos: one frame
             images = images.squeeze(2)
         return (images.float() / 2 + 0.5).clamp(0, 1)

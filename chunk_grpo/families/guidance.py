@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from chunk_grpo.families.compiling import graphs_of_training
+from chunk_grpo.image_files import SOURCE
 
 Text = Mapping[str, Tensor]
 """Tensors of B prompts by name, each [B, ...]."""
@@ -34,12 +35,13 @@ def away_and_towards(
         x: States [B, L, D].
         t: Noise levels [B].
         text: The B prompts.
-        negative: The negative prompt, B = 1.
+        negative: The negative prompt, B = 1; the pictures to edit are those of `text`.
         passes: One pass for both, of twice as many states, or a pass for each.
         constant: Context of a pass for a velocity that is a constant, as the negative prompt's then is; None: both
             velocities have a gradient.
     """
     always = {name: tensor.expand(len(x), *tensor.shape[1:]) for name, tensor in negative.items()}
+    always |= {name: tensor for name, tensor in text.items() if name.startswith(SOURCE)}
     if passes == 1:
         both = {name: torch.cat([always[name], text[name]]) for name in text}
         away, towards = run(x.repeat(2, 1, 1), t.repeat(2), both).chunk(2)

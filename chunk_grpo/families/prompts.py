@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.base import Conditioning, ConditioningRows
+from chunk_grpo.families.base import Conditioning, ConditioningRows, Picture
+from chunk_grpo.image_files import fitted
 
 
 class RowReader(Protocol):
@@ -77,12 +80,14 @@ class StoredConditioning:
 
 @dataclass(frozen=True)
 class PromptSet:
-    """P prompts: ids, texts, scorer metadata and conditioning rows, in the same order."""
+    """P prompts: ids, texts, scorer metadata, conditioning rows and pictures to edit, in the same order."""
 
     ids: Sequence[str]
     texts: Sequence[str]
     metadata: Sequence[Mapping[str, object]]
     conditioning: ConditioningRows
+    pictures: Sequence[Callable[[], Picture]] | None = None
+    """Function of each prompt that reads the picture to edit; None: they edit none."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -94,7 +99,15 @@ class PromptSet:
             [self.texts[i] for i in index],
             [self.metadata[i] for i in index],
             self.conditioning.rows(index),
+            None if self.pictures is None else [self.pictures[i] for i in index],
         )
+
+    def sources(self, height: int, width: int) -> NDArray[np.uint8] | None:
+        """Pictures to edit at the size of the images [P, H, W, 3]; None: there are none. An equal one is read once."""
+        if self.pictures is None:
+            return None
+        read = {picture: fitted(picture(), height, width) for picture in dict.fromkeys(self.pictures)}
+        return np.stack([read[picture] for picture in self.pictures])
 
     def repeated(self, count: int) -> PromptSet:
         """Repeat each prompt `count` times consecutively: one row per image."""

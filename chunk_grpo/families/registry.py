@@ -37,6 +37,23 @@ def family_class(name: str) -> type[DiffusersFamily]:
     return found
 
 
+def require_edits(name: str) -> None:
+    """Require that a family edits pictures.
+
+    Args:
+        name: `model.family`.
+
+    Raises:
+        ConfigError: It draws new images only, or there is no such family.
+    """
+    # Here: torch takes seconds.
+    from chunk_grpo.families.diffusers_family import DiffusersFamily
+    from chunk_grpo.families.sources import edits_nothing
+
+    if family_class(name).source_tensors is DiffusersFamily.source_tensors:
+        raise edits_nothing(name)
+
+
 def load_family(name: str, options: LoadOptions, parts: Sequence[Part]) -> Family:
     """Load parts of a checkpoint.
 

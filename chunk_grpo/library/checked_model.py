@@ -8,6 +8,7 @@ from pathlib import Path
 
 from chunk_grpo.artifacts.io import write_text
 from chunk_grpo.config import Params
+from chunk_grpo.config.prompt_rules import edits
 
 MEMORY = Path(".inputs/checked-model")
 """Digest of what was last found right. Deleting it costs only time."""
@@ -28,6 +29,7 @@ def check_model(
         params.model.model_dump(mode="json"),
         [params.generate.height, params.generate.width, params.sampling.cfg_scale, params.generate.cfg_scale],
         None if lora is None else list(lora.targets),
+        edits(params.prompts),
         None if params.train.start_from is None else params.train.start_from.model_dump(mode="json"),
         [version(name) for name in ("chunk-grpo", "diffusers", "transformers", "peft")],
     ]
@@ -44,13 +46,15 @@ def _check(params: Params) -> None:
     from chunk_grpo.families.base import TuningOptions
     from chunk_grpo.families.options import options_of
     from chunk_grpo.families.quantised import quantiser
-    from chunk_grpo.families.registry import check_checkpoint
+    from chunk_grpo.families.registry import check_checkpoint, require_edits
     from chunk_grpo.families.tracing import Traced, network_sizes
     from chunk_grpo.families.weights.policy import local_policy
     from chunk_grpo.families.weights.records import may_be_hub_id
     from chunk_grpo.planning.models import read_checkpoint
 
     model, lora = params.model, params.train.lora
+    if edits(params.prompts):
+        require_edits(model.family)
     if model.base_precision is not None:
         quantiser(model.base_precision)
     sizes = [(part.height, part.width) for part in (model, params.generate)]

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from chunk_grpo.families.base import Family
+from chunk_grpo.families.base import Family, Picture
 from chunk_grpo.parallel import Workers
 from chunk_grpo.progress import Meter
 
 
 def encoded(
-    family: Family, texts: Sequence[str], batch_size: int, workers: Workers
+    family: Family,
+    texts: Sequence[str],
+    batch_size: int,
+    workers: Workers,
+    pictures: Sequence[Callable[[], Picture]] | None = None,
 ) -> Iterator[Mapping[str, Tensor]]:
-    """Encode texts; yield the tensors of each batch, on the CPU, in the main process.
+    """Encode texts, and the pictures that they edit; yield the tensors of each batch, on the CPU, in the main process.
 
     All batches have `batch_size` texts, so that a text has the same embedding whichever others are encoded: sizes of
     matrices decide how a product is rounded. A training with more iterations then finds the embeddings that it knows.
     """
-    batches = [texts[start : start + batch_size] for start in range(0, len(texts), batch_size)]
+    rows = range(len(texts))
+    batches = [rows[start : start + batch_size] for start in range(0, len(texts), batch_size)]
 
-    def encode(batch: Sequence[str]) -> Mapping[str, Tensor]:
+    def encode(batch: Sequence[int]) -> Mapping[str, Tensor]:
         whole = [*batch, *[batch[-1]] * (batch_size - len(batch))]
-        tensors = family.encode(whole).to("cpu").tensors
+        edited = None if pictures is None else [pictures[row]() for row in whole]
+        tensors = family.encode([texts[row] for row in whole], edited).to("cpu").tensors
         return {name: tensor[: len(batch)] for name, tensor in tensors.items()}
 
     with Meter("encoding prompts", len(texts)) as meter:

@@ -92,7 +92,7 @@ def score(images: Images, reward: RewardFunction, batch_size: int = 64) -> NDArr
     count = images.pictures.shape[1]
     rows = images.prompts.repeated(count)
     flat = images.pictures.reshape(-1, *images.pictures.shape[2:])
-    batch = ScoreBatch(flat, rows.texts, rows.metadata, rows.groups())
+    batch = ScoreBatch(flat, rows.texts, rows.metadata, rows.groups(), rows.sources(*flat.shape[1:3]))
     values = scored("reward", scorer_of("reward", reward, batch_size), batch).values
     return values.reshape(-1, count)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from chunk_grpo.config.models import ModelParams, SamplingParams
-from chunk_grpo.families.base import Conditioning, Family, release_memory
+from chunk_grpo.families.base import Conditioning, Family, Picture, release_memory
 from chunk_grpo.families.prompts import PromptSet
+from chunk_grpo.image_files import fitted
 from chunk_grpo.library.checkpoint import Checkpoint
 from chunk_grpo.library.encoding import encoded
 from chunk_grpo.library.profiles import profiled
@@ -41,6 +43,7 @@ class Model(Checkpoint):
         texts: Sequence[str],
         metadata: Sequence[Mapping[str, object]] | None = None,
         batch_size: int = 8,
+        pictures: Sequence[Picture] | None = None,
     ) -> PromptSet:
         """Encode prompts. The text encoders are loaded and freed again, before the base model is needed.
 
@@ -48,27 +51,34 @@ class Model(Checkpoint):
             texts: P prompts. Equal texts are different prompts, each with its own noise.
             metadata: A record for each prompt, which rewards get; None: empty ones.
             batch_size: Prompts per call of the text encoders.
+            pictures: The picture uint8 [H, W, 3] that each prompt says how to edit, resized to the model's images; of
+                another ratio, both ends are cut. None: the prompts draw new images.
 
         Returns:
             The prompts with their embeddings, on the CPU; `rows` selects some of them.
 
         Raises:
             DataError: The checkpoint is missing, broken or of another family.
-            ValueError: There are no prompts, or another number of records.
+            ConfigError: The family edits no pictures.
+            ValueError: There are no prompts, or another number of records or pictures.
         """
         records: Sequence[Mapping[str, object]] = [{} for _ in texts] if metadata is None else metadata
         if not texts or len(records) != len(texts):
             raise ValueError(f"needs prompts and a record for each, got {len(texts)} and {len(records)}")
+        if pictures is not None and len(pictures) != len(texts):
+            raise ValueError(f"needs a picture for each of {len(texts)} prompts, got {len(pictures)}")
+        size = self.settings.height, self.settings.width
+        edited = None if pictures is None else [partial(fitted, each, *size) for each in pictures]
         self.release()
         family = self.loaded("text")
-        parts = list(encoded(family, texts, batch_size, Workers.alone()))
+        parts = list(encoded(family, texts, batch_size, Workers.alone(), edited))
         is_guided = self.cfg_scale != 1
         negative = family.encode([self.settings.negative_prompt]).to("cpu").tensors if is_guided else None
         del family
         release_memory()
         tensors = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         ids = [f"{number:05d}" for number in range(len(texts))]
-        return PromptSet(ids, list(texts), records, Conditioning(tensors, negative))
+        return PromptSet(ids, list(texts), records, Conditioning(tensors, negative), edited)
 
     def sampling(self, num_steps: int, shift: float | None, **settings: Any) -> SamplingParams:
         """Sampler of the training rollouts and of the profile.

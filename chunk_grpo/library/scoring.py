@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,10 +21,10 @@ from chunk_grpo.artifacts.kept import KEPT, Kept, Row, add_files
 from chunk_grpo.code import add_code
 from chunk_grpo.config.scorer_settings import ScorerSettings
 from chunk_grpo.errors import DataError
-from chunk_grpo.image_files import decode_image
+from chunk_grpo.image_files import decode_image, fitted, read_picture
 from chunk_grpo.parallel import Workers
 from chunk_grpo.progress import Meter
-from chunk_grpo.scorers.base import ScoreBatch, Scorer, Scores, check_scores
+from chunk_grpo.scorers.base import Pictures, ScoreBatch, Scorer, Scores, check_scores
 from chunk_grpo.scorers.running.retry import score_with_retries
 from chunk_grpo.scorers.running.spec import ScorerSpec
 
@@ -98,17 +100,34 @@ def whole_groups(
         yield whole
 
 
-def batch_of(records: Sequence[Mapping[str, Any]], prompts: Mapping[str, Mapping[str, str]]) -> ScoreBatch:
-    """Images with the text and metadata of their prompts."""
+def batch_of(
+    records: Sequence[Mapping[str, Any]],
+    prompts: Mapping[str, Mapping[str, str]],
+    pictures: Mapping[str, Path] = MappingProxyType({}),
+) -> ScoreBatch:
+    """Images with the text and metadata of their prompts, and the pictures that these edit, by prompt id."""
     known = [prompts[record["prompt_id"]] for record in records]
     numbers: dict[tuple[Any, ...], int] = {}
     groups = [numbers.setdefault(tuple(r[name] for name in GROUP), len(numbers)) for r in records]
+    images = np.stack([decode_image(r["image"]["bytes"], r["image"]["path"]) for r in records])
     return ScoreBatch(
-        images=np.stack([decode_image(r["image"]["bytes"], r["image"]["path"]) for r in records]),
+        images=images,
         prompts=[p["prompt"] for p in known],
         metadata=[json.loads(p["metadata"]) for p in known],
         groups=groups,
+        sources=sources_of([r["prompt_id"] for r in records], pictures, images.shape[1:3]),
     )
+
+
+def sources_of(
+    prompt_ids: Sequence[str], pictures: Mapping[str, Path], shape: tuple[int, ...]
+) -> Pictures | None:
+    """Pictures that prompts edit [B, H, W, 3], at the height and width of the images; None: they edit none."""
+    if not pictures:
+        return None
+    paths = [pictures[prompt_id] for prompt_id in prompt_ids]
+    read = {path: fitted(read_picture(path), *shape) for path in dict.fromkeys(paths)}
+    return np.stack([read[path] for path in paths])
 
 
 def batches_of(scorer: Scorer, images: ImageRows) -> Iterator[list[dict[str, Any]]]:
@@ -130,17 +149,19 @@ def score_rows(
     kept: Kept,
     workers: Workers,
     refusals: float = 0.0,
+    pictures: Mapping[str, Path] = MappingProxyType({}),
 ) -> Iterator[Row]:
     """Yield one row per metric of each image, or one row with the reason if the scorer refused the image.
 
     The processes share the batches; only the main one gets the rows. `key` is the scorer's name in params.yaml,
-    `prompts` rows of prompts/1 by id. At most the share `refusals` of the images may be refused; else DataError lists
-    them.
+    `prompts` rows of prompts/1 by id, `pictures` the pictures that they edit. At most the share `refusals` of the
+    images may be refused; else DataError lists them.
     """
 
     def score(job: tuple[int, list[dict[str, Any]]]) -> tuple[int, list[Row]]:
         number, records = job
-        return len(records), kept.rows(number, partial(rows_of_batch, key, scorer, records, prompts))
+        batch = partial(batch_of, records, prompts, pictures)
+        return len(records), kept.rows(number, partial(rows_of_batch, key, scorer, records, batch))
 
     refused: dict[int, list[Row]] = {}
     with Meter(f"scoring with {key}", len(images)) as meter:
@@ -160,10 +181,10 @@ def rows_of_batch(
     key: str,
     scorer: Scorer,
     records: Sequence[Mapping[str, Any]],
-    prompts: Mapping[str, Mapping[str, str]],
+    batch: Callable[[], ScoreBatch],
 ) -> list[Row]:
-    """Score one batch; return its rows."""
-    scores = scored(key, scorer, batch_of(records, prompts))
+    """Score the batch of some images; return its rows."""
+    scores = scored(key, scorer, batch())
     rows: list[Row] = []
     for number, record in enumerate(records):
         of = {name: record[name] for name in ("policy", "mode", "train_seed", "prompt_id", "sample")}
@@ -204,13 +225,13 @@ def too_many_refused(
 
 
 def kept_scores(
-    spec: ScorerSpec, settings: ScorerSettings, tables: Sequence[str], prompts: str, out: str
+    spec: ScorerSpec, settings: ScorerSettings, tables: Sequence[str], prompts: Sequence[str], out: str
 ) -> Kept:
-    """Store for this computation: one per scorer, code, images, prompts and batch size."""
+    """Store for this computation: one per scorer, code, images, tables of prompts and batch size."""
     about = [spec.key, spec.spec_hash, spec.splits, settings.images_at_once]
     digest = hashlib.sha256(json.dumps(about).encode())
     add_code(digest)
-    add_files(digest, (*tables, prompts))
+    add_files(digest, (*tables, *prompts))
     return Kept(KEPT / digest.hexdigest()[:16], {"out": out})
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from chunk_grpo.config import Params
+from chunk_grpo.config.prompt_rules import edits
 from chunk_grpo.config.resolved import ResolvedVariant, resolved_variant
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.families.tracing import (
@@ -223,6 +224,7 @@ def settings_of(params: Params, model: Checkpoint, gpus: int, machines: int = 1)
         height=params.model.height,
         width=params.model.width,
         tokens=params.model.max_sequence_length,
+        source=(params.model.height, params.model.width) if edits(params.prompts) else None,
         cfg_scale=params.sampling.cfg_scale,
         cfg_passes=params.model.cfg_passes,
         tuning=replace(tuning_of(train), compiles=False),

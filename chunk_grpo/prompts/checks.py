@@ -55,7 +55,7 @@ def check_prompts(
         DataError: Problems are refused, or no prompt remains.
     """
     kept: list[PromptRow] = []
-    first: dict[str, PromptRow] = {}
+    first: dict[Hashable, PromptRow] = {}
     read = 0
     for row in rows:
         read += 1
@@ -155,8 +155,8 @@ def shared_prompts(
 
 
 def text_key(row: PromptRow) -> Hashable:
-    """Content of a prompt of which only the text is known."""
-    return normalized(row.text)
+    """Content of a prompt of which only the text is known, and the picture that it edits."""
+    return normalized(row.text), row.picture
 
 
 def _checked_text(row: PromptRow, rules: PromptChecks, findings: Findings) -> PromptRow | None:
@@ -199,9 +199,11 @@ def _fit(text: str, of: str, row: PromptRow, rules: PromptChecks, findings: Find
     return not unstorable and rules.characters == "keep"
 
 
-def _repeats(row: PromptRow, first: dict[str, PromptRow], rules: PromptChecks, findings: Findings) -> bool:
+def _repeats(
+    row: PromptRow, first: dict[Hashable, PromptRow], rules: PromptChecks, findings: Findings
+) -> bool:
     """Report a repeated prompt; True if the row is to be dropped."""
-    earlier = first.setdefault(normalized(row.text), row)
+    earlier = first.setdefault(text_key(row), row)
     if earlier is row:
         return False
     place = f"{earlier.source}, " if earlier.source != row.source else ""

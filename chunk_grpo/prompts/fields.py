@@ -19,6 +19,8 @@ class ChosenFields:
     """Field of its category; None: it has none."""
     metadata: tuple[str, ...]
     """Fields that scorers get."""
+    picture: str | None = None
+    """Field with the path of the picture to edit; None: there is none."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class FieldNames:
     """Field with the category; None: the field named category, in any case, if there is one."""
     metadata: tuple[str, ...] | None = None
     """Fields that scorers get; None: all others."""
+    picture: str | None = None
+    """Field with the path of the picture to edit; None: the prompts edit none."""
     key: str = ""
     """Key of the file in params.yaml, for messages; "": it has none."""
 
@@ -48,15 +52,18 @@ class FieldNames:
         if len(categories) > 1 or (self.category is not None and not categories):
             field = repr(self.category or "category")
             raise _not_one(field, len(categories), names, f"name it by {self.setting('category_field')}")
-        category = categories[0] if categories else None
-        others = [name for name in names if name.strip() and name not in (prompts[0], category)]
+        category, picture = (categories[0] if categories else None), self.picture
+        if picture is not None and names.count(picture) != 1:
+            remedy = f"name the field with the pictures by {self.setting('picture_field')}"
+            raise _not_one(repr(picture), names.count(picture), names, remedy)
+        others = [name for name in names if name.strip() and name not in (prompts[0], category, picture)]
         wanted = others if self.metadata is None else list(self.metadata)
         counts = Counter(names)
         for name in wanted:
             if counts[name] != 1:
                 remedy = f"name the fields that scorers get by {self.setting('metadata_fields')} ([]: none)"
                 raise _not_one(repr(name), counts[name], names, remedy)
-        return ChosenFields(prompts[0], category, tuple(wanted))
+        return ChosenFields(prompts[0], category, tuple(wanted), picture)
 
 
 def _not_one(field: str, count: int, names: Sequence[str], remedy: str) -> ValueError:

@@ -12,7 +12,16 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.prompts.rows import SHOWN, Action, Finding, Unit
 
 Kind: TypeAlias = Literal[
-    "format", "category", "records", "characters", "duplicates", "empty", "spaces", "too_long", "shared"
+    "format",
+    "category",
+    "records",
+    "characters",
+    "duplicates",
+    "empty",
+    "spaces",
+    "too_long",
+    "pictures",
+    "shared",
 ]
 """`format` is always refused; `category`, an invalid value in a category field that was not requested, is ignored; the
 others are names of rules in PromptChecks.
@@ -32,6 +41,7 @@ _CHOICES: Mapping[Kind, str] = {
     "spaces": "`prompts.checks.spaces: strip`, `drop` or `keep`",
     "too_long": "`prompts.checks.too_long: drop` or `keep` (the text encoder truncates them) or, for T5, a higher "
     "`model.max_sequence_length`",
+    "pictures": "`prompts.checks.pictures: crop` or `drop`",
     "shared": "`prompts.checks.shared: drop` (from the train split) or `keep`",
 }
 

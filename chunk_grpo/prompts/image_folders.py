@@ -70,7 +70,10 @@ def read_image_folder(folder: Path, prompts: str | None, fields: FieldNames) -> 
     rows = read_prompt_file(PromptSource(location, fields=fields), AS_THEY_ARE).rows
     column = _column(rows, location)
     names = _in_order(folder, len(rows), location) if column is None else _named(rows, column, location)
-    paths = [_inside(folder, name, location) for name in names]
+    try:
+        paths = [path_inside(folder, name) for name in names]
+    except ValueError as error:
+        raise DataError(f"{location}: {error}") from error
     missing = [name for name, path in zip(names, paths, strict=True) if not path.is_file()]
     if missing:
         raise DataError(
@@ -88,21 +91,19 @@ def read_image_folder(folder: Path, prompts: str | None, fields: FieldNames) -> 
     ]
 
 
-def _inside(folder: Path, name: str, location: str) -> Path:
-    """The path of an image, if its name is relative without `..`, and no link leads out of the folder."""
+def path_inside(folder: Path, name: str) -> Path:
+    """The path of an image; ValueError if its name is not relative, has `..`, or a link leads out of the folder."""
     path = folder / name
     try:
         inside = path.resolve().is_relative_to(folder.resolve())
         path.is_file()  # refuses a long name
     except (OSError, RuntimeError, ValueError) as error:  # a link to itself, a character that no name has
-        raise DataError(
-            f"{location}: must name images, got {name[:SHOWN_CHARACTERS]!r} ({type(error).__name__}); correct the "
-            "name, or remove the link"
+        raise ValueError(
+            f"must name images, got {name[:SHOWN_CHARACTERS]!r} ({type(error).__name__}); correct the name, or remove "
+            "the link"
         ) from error
     if not inside or Path(name).is_absolute() or ".." in Path(name).parts:
-        raise DataError(
-            f"{location}: must name images inside {folder}, got {name!r}; copy the image into the folder"
-        )
+        raise ValueError(f"must name images inside {folder}, got {name!r}; copy the image into the folder")
     return path
 
 

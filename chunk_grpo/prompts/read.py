@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chunk_grpo.artifacts import Location
-from chunk_grpo.config.prompts import PromptChecks
+from chunk_grpo.config.prompts import PromptChecks, PromptFile
 from chunk_grpo.errors import DataError
 from chunk_grpo.prompts.checks import check_prompts
 from chunk_grpo.prompts.fields import ChosenFields, FieldNames
@@ -50,6 +50,14 @@ class PromptSource:
     """Names of the fields to read, for formats with fields."""
     limit: int | None = None
     """Number of records read from the beginning; None: all."""
+
+    @classmethod
+    def of(cls, file: PromptFile, key: str) -> PromptSource:
+        """A file of params.yaml, by its key there."""
+        fields = FieldNames(
+            file.prompt_field, file.category_field, file.metadata_fields, file.picture_field, key
+        )
+        return cls(file.path, file.hub_file, file.revision, fields, file.limit)
 
     @property
     def name(self) -> str:
@@ -124,7 +132,7 @@ class _Reader:
 
     def row(self, line: int, value: object) -> PromptRow | None:
         """Prompt of a record; None if it cannot be read."""
-        if value is None or isinstance(value, str):
+        if self._source.fields.picture is None and (value is None or isinstance(value, str)):
             return PromptRow(value or "", "", {}, line, self._source.name)
         try:
             return self._of_fields(line, value)
@@ -169,8 +177,10 @@ class _Reader:
                 return None
             category = None
         metadata = {name: value[name] for name in chosen.metadata if value[name] is not UNREAD}
-        read = {chosen.prompt, chosen.category, *metadata}
+        picture = None if chosen.picture is None else value[chosen.picture]
+        if chosen.picture is not None and not (isinstance(picture, str) and picture.strip()):
+            raise ValueError(f"{chosen.picture!r} must be the path of a picture, got {beginning(picture)}")
+        read = {chosen.prompt, chosen.category, chosen.picture, *metadata}
         self._unread.update(dict.fromkeys(name for name in names if name.strip() and name not in read))
-        return PromptRow(
-            text or "", "" if category is None else str(category), metadata, line, self._source.name
-        )
+        of = "" if category is None else str(category)
+        return PromptRow(text or "", of, metadata, line, self._source.name, picture)

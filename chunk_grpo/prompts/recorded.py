@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from chunk_grpo.artifacts.storage import filesystem, is_remote, storage_errors
 from chunk_grpo.config import Params
+from chunk_grpo.config.prompt_rules import prompt_files
 from chunk_grpo.config.prompts import AnyBenchmark, CocoPrompts, FilePrompts, PromptFile, WisePrompts
 from chunk_grpo.digests import Digests, hub_commit
+from chunk_grpo.prompts.read import PromptSource, read_prompt_file
 from chunk_grpo.prompts.scorer_data import data_needs
 
 _VERSION = ("ETag", "etag", "LastModified", "last_modified", "mtime", "size")
@@ -23,6 +26,9 @@ def prompt_records(params: Params, digests: Digests) -> dict[str, Any]:
     named: dict[str, Any] = {name: _file(file, digests) for name, file in files.items() if file is not None}
     named |= {name: _benchmark(benchmark, digests) for name, benchmark in params.prompts.benchmarks.items()}
     needed = data_needs(params)
+    for path, file in prompt_files(params.prompts):
+        if file.picture_field is not None:
+            named[f"pictures of {'.'.join(path)}"] = _pictures(file, ".".join(path), params, digests)
     return named | ({"data for scorers": needed} if needed else {})  # with spaces: no name of a benchmark
 
 
@@ -40,6 +46,13 @@ def _file(file: PromptFile, digests: Digests) -> str | None:
     if file.hub_file is None:
         return _content(file.path, digests)
     return hub_commit("datasets", file.path, file.revision)
+
+
+def _pictures(file: PromptFile, key: str, params: Params, digests: Digests) -> dict[str, str | None]:
+    """Digest of each picture by its name in the file."""
+    rows = read_prompt_file(PromptSource.of(file, key), params.prompts.checks).rows
+    folder = Path(file.path).parent
+    return {name: digests.of(folder / name) for name in dict.fromkeys(str(row.picture) for row in rows)}
 
 
 def _content(location: str, digests: Digests) -> str | None:

@@ -182,7 +182,11 @@ def parquet_records(
                 raise _too_many(source, f"{file.metadata.num_rows:,}")
             chosen = fields.among(schema.names)
             kept = [name for name in chosen.metadata if _is_json(schema.field(name).type)]
-            columns = [name for name in schema.names if name in (chosen.prompt, chosen.category, *kept)]
+            columns = [
+                name
+                for name in schema.names
+                if name in (chosen.prompt, chosen.category, chosen.picture, *kept)
+            ]
             unread = dict.fromkeys((name for name in schema.names if name not in columns), UNREAD)
             for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
                 arrays = [

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 Unit: TypeAlias = Literal["line", "row", "prompt"]
 """Unit of line numbers, from 1: lines of a file, rows of a JSON array or a Parquet table, or prompts of a generator."""
 
-Action: TypeAlias = Literal["refuse", "drop", "keep", "strip", "ignore"]
+Action: TypeAlias = Literal["refuse", "drop", "keep", "strip", "crop", "ignore"]
 
 SHOWN = 20
 """Maximum of problems or line numbers listed in a message; the rest is counted."""
@@ -29,6 +29,8 @@ class PromptRow:
     """Position in `source` where the prompt begins, from 1, in the report's unit."""
     source: str
     """Path, URL or hub file of the prompt, or name of a generator."""
+    picture: str | None = None
+    """Path of the picture that it says how to edit; None: it draws a new image."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,8 @@ class Finding:
     what: str
     """Description of the problem, such as "duplicates"."""
     action: Action
-    """Action taken. `drop`: rows removed; `keep`: rows unchanged; `strip`: surrounding whitespace removed; `ignore`:
-    invalid value removed."""
+    """Action taken. `drop`: rows removed; `keep`: rows unchanged; `strip`: surrounding whitespace removed; `crop`: ends
+    of a picture cut; `ignore`: invalid value removed."""
     source: str
     """Source of the rows."""
     lines: tuple[int, ...]
@@ -69,7 +71,13 @@ class PromptReport:
 
     def lines(self) -> list[str]:
         """Format the report for a log, one sentence per item."""
-        done = {"drop": "dropped", "keep": "kept as they are", "strip": "stripped", "ignore": "ignored"}
+        done = {
+            "drop": "dropped",
+            "keep": "kept as they are",
+            "strip": "stripped",
+            "crop": "cropped",
+            "ignore": "ignored",
+        }
         passed = "" if self.used == self.kept else f", {self.kept} passed the checks"
         said = [f"{', '.join(self.sources)}: {self.used} of {self.read} prompts taken{passed}"]
         for finding in self.findings:

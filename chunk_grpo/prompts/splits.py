@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from chunk_grpo.config.prompts import (
@@ -21,10 +23,10 @@ from chunk_grpo.families.tokens import TokenLimits
 from chunk_grpo.prompts.checks import drop_long, shared_prompts, text_key
 from chunk_grpo.prompts.coco import coco_prompts
 from chunk_grpo.prompts.dpg import read_dpg
-from chunk_grpo.prompts.fields import FieldNames
 from chunk_grpo.prompts.findings import Findings, beginning, dropped
 from chunk_grpo.prompts.geneval import content_key, read_geneval, read_geneval_benchmark
 from chunk_grpo.prompts.hub import hub_file
+from chunk_grpo.prompts.pictures import check_pictures
 from chunk_grpo.prompts.read import PromptSource, read_prompt_file
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptReport, PromptRow
 from chunk_grpo.prompts.wise import read_wise
@@ -50,20 +52,22 @@ class Split:
     one file, the findings are in the first one's report."""
 
 
-def splits_of(settings: PromptsParams, limits: Limits) -> Iterator[Split]:
+def splits_of(settings: PromptsParams, limits: Limits, shape: tuple[int, int]) -> Iterator[Split]:
     """Yield train, eval and every other split; prompts that the checks reject are a DataError.
 
-    `limits` returns the token limits of the text encoders; it is called if long prompts are dropped.
+    `limits` returns the token limits of the text encoders; it is called if long prompts are dropped. `shape` is height
+    and width of the images, for the pictures that prompts edit.
     """
+    read = partial(_read, settings, limits, shape)
     if settings.source == "shapes":
         yield from _shapes(settings)
     elif settings.source == "coco":
         yield Split("train", coco_prompts(settings.train_count, settings.seed, "train"))
         yield Split("eval", coco_prompts(settings.eval_count, settings.seed, "eval"))
     else:
-        yield from _files(settings, limits)
+        yield from _files(settings, read)
     for name, benchmark in settings.benchmarks.items():
-        yield _benchmark(name, benchmark, settings, limits)
+        yield _benchmark(name, benchmark, settings, read)
 
 
 def _shapes(settings: PromptsParams) -> Iterator[Split]:
@@ -94,18 +98,18 @@ def _balanced(pools: Sequence[Sequence[PromptSpec]], count: int, rng: random.Ran
     return chosen
 
 
-def _files(settings: PromptsParams, limits: Limits) -> Iterator[Split]:
+def _files(settings: PromptsParams, read_file: Callable[..., CheckedPrompts]) -> Iterator[Split]:
     """Train and eval prompts with different contents, from one file in seeded order or from one file each."""
     if settings.train_file is None:
         raise ValueError("prompts.train_file: required")  # for mypy: params.yaml is rejected before this
     content = content_key if settings.source == "geneval" else text_key
-    read = _read(settings.train_file, "prompts.train_file", settings, limits)
+    read = read_file(settings.train_file, "prompts.train_file")
     drawn = CheckedPrompts(tuple(random.Random(settings.seed).sample(read.rows, len(read.rows))), read.report)
     if settings.eval_file is None:
         train, evaluated = _of_one_file(drawn, settings, content)
     else:
         _require(drawn, settings.train_count, "prompts.train_count", "train_file", settings)
-        held_out = _read(settings.eval_file, "prompts.eval_file", settings, limits)
+        held_out = read_file(settings.eval_file, "prompts.eval_file")
         _require(held_out, settings.eval_count, "prompts.eval_count", "eval_file", settings)
         evaluated = held_out.part(0, settings.eval_count)
         train = _without_shared(drawn, evaluated, settings, content)
@@ -177,7 +181,13 @@ def _require(
 
 
 def _read(
-    file: PromptFile, key: str, settings: PromptsParams, limits: Limits, *, plain: bool = False
+    settings: PromptsParams,
+    limits: Limits,
+    shape: tuple[int, int],
+    file: PromptFile,
+    key: str,
+    *,
+    plain: bool = False,
 ) -> CheckedPrompts:
     """Prompts of a file, `key` in params.yaml; `plain`: of the kind `file`, whatever the source is."""
     checks = settings.checks
@@ -185,20 +195,22 @@ def _read(
         path = file.path if file.hub_file is None else hub_file(file.path, file.hub_file, file.revision)
         checked = read_geneval(path, checks, file.limit)
     else:
-        fields = FieldNames(file.prompt_field, file.category_field, file.metadata_fields, key)
-        source = PromptSource(file.path, file.hub_file, file.revision, fields=fields, limit=file.limit)
-        checked = read_prompt_file(source, checks)
+        checked = read_prompt_file(PromptSource.of(file, key), checks)
+    if file.picture_field is not None:
+        checked = check_pictures(checked, Path(file.path).parent, shape, checks)
     return drop_long(checked, checks, limits()) if checks.too_long == "drop" else checked
 
 
-def _benchmark(name: str, benchmark: AnyBenchmark, settings: PromptsParams, limits: Limits) -> Split:
+def _benchmark(
+    name: str, benchmark: AnyBenchmark, settings: PromptsParams, read_file: Callable[..., CheckedPrompts]
+) -> Split:
     if isinstance(benchmark, CocoPrompts):
         # exclude train prompts
         part: Literal["eval", "all"] = "eval" if settings.source == "coco" else "all"
         return Split(name, coco_prompts(benchmark.count, benchmark.seed, part))
     if isinstance(benchmark, FilePrompts):
         key = f"prompts.benchmarks.{name}.file"
-        checked = _read(benchmark.file, key, settings, limits, plain=True).part(0, benchmark.count)
+        checked = read_file(benchmark.file, key, plain=True).part(0, benchmark.count)
     elif isinstance(benchmark, GenEvalPrompts):
         checked = read_geneval_benchmark(benchmark.path, settings.checks, benchmark.count)
     elif isinstance(benchmark, DpgPrompts):

@@ -30,11 +30,16 @@ FINDINGS = pa.schema(
 """Columns of the table of findings; `number` is that of the line, row or prompt, by `unit`."""
 
 
+def prompt_id(split: str, number: int) -> str:
+    """Id of a split's prompt, by its number from 0."""
+    return f"{split}-{number:05d}"
+
+
 def table_rows(split: Split) -> list[Row]:
     """Rows of prompts/1."""
     return [
         {
-            "prompt_id": f"{split.name}-{number:05d}",
+            "prompt_id": prompt_id(split.name, number),
             "split": split.name,
             "prompt": row.text,
             "category": row.category,

@@ -258,7 +258,7 @@ def _grids(
     for place, variants in enumerate(gallery.grid_variants(settings.compared), start=1):
         columns = (Drawn(BASE, BASE), *settings.drawn_of(variants))
         images = {p: gallery.first_images(p, evidence.images[p], chosen) for p in (BASE, *variants)}
-        rows = gallery.grid_rows(chosen, columns, images, texts, book, scorers)
+        rows = gallery.grid_rows(chosen, columns, images, texts, book, scorers, evidence.pictures)
         grids.append(gallery.grid_of("grid" if place == 1 else f"grid-{place}", variants, columns, rows))
     return grids
 

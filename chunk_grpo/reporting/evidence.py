@@ -223,6 +223,8 @@ class Evidence:
     """(policy, scorer) to schema scores; of a policy, those by all scorers or none."""
     runs: Sequence[RunManifest]
     """Manifests of the stages that ran, in display order."""
+    pictures: str | None
+    """Folder with schema pictures and those that prompts edit; None: it is not there yet."""
 
     @property
     def scored(self) -> set[str]:

@@ -79,7 +79,7 @@ def flips_of(
     def rows(names: list[str], wrong: int) -> tuple[Flip, ...]:
         chosen = list({texts[name]: name for name in names}.values())[:SHOWN]
         images = {p: first_images(p, evidence.images[p], chosen) for p in (BASE, variant)}
-        shown = grid_rows(chosen, columns, images, texts, book, settings.scorers)
+        shown = grid_rows(chosen, columns, images, texts, book, settings.scorers, evidence.pictures)
         rules = [
             _rule(row.pictures[wrong], row.prompt, records[name]) if has_rules else None
             for name, row in zip(chosen, shown, strict=True)

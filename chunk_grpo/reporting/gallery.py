@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from PIL import Image, ImageChops, ImageDraw, ImageFont, ImageStat
 
 from chunk_grpo.artifacts import SCHEMAS, read_parts
+from chunk_grpo.artifacts.pictures import open_pictures
 from chunk_grpo.errors import DataError
 from chunk_grpo.image_files import decode_image
 from chunk_grpo.reporting.comparisons import number
@@ -83,6 +84,13 @@ class GridRow:
     """Sample number of the images."""
     pictures: tuple[Picture, ...]
     """One image per column; the base's is the first."""
+    source: Picture | None = None
+    """Picture that the prompt edits; None: it draws a new image."""
+
+    @property
+    def shown(self) -> tuple[Picture, ...]:
+        """The source picture if there is one, and the images."""
+        return self.pictures if self.source is None else (self.source, *self.pictures)
 
     @property
     def change(self) -> float:
@@ -116,6 +124,11 @@ class Grid:
     def more(self) -> tuple[GridRow, ...]:
         """The other changed prompts."""
         return self.changed[FIRST:]
+
+    @property
+    def edits(self) -> bool:
+        """Whether the prompts edit pictures, which are shown before the base's images."""
+        return any(row.source is not None for row in (*self.changed, *self.unchanged))
 
     def modes_of(self, variant: str) -> list[str]:
         """Modes of a compared policy's columns."""
@@ -164,15 +177,18 @@ def grid_rows(
     texts: Mapping[str, str],
     book: ScoreBook,
     scorers: Sequence[str],
+    pictures: str | None,
 ) -> list[GridRow]:
     """The grid's images with their scores: lowest training seed of each policy, lowest sample of each prompt.
+
+    `pictures` is the folder of those that prompts edit; None: it is not there.
 
     An image from another seed than the base's is a DataError, as is one that is missing or cannot be decoded.
     """
     labels = short_labels(scorers)
-    rows = []
+    rows, sources = [], _sources(chosen, pictures, texts)
     for prompt_id in chosen:
-        pictures, of_base = [], [math.nan] * len(scorers)
+        shown, of_base = [], [math.nan] * len(scorers)
         first = _first_image(images[BASE], Drawn(BASE, BASE), prompt_id)
         for column in columns:
             path, found = images[column.policy].path, _first_image(images[column.policy], column, prompt_id)
@@ -188,9 +204,22 @@ def grid_rows(
             of_base = values if column.policy == BASE else of_base
             mode = "" if column.mode == BASE else f", {column.mode}"
             alt = f"{texts[prompt_id]}: {column.policy}{mode}"
-            pictures.append(_picture(found["image"]["bytes"], path, alt, scores))
-        rows.append(GridRow(texts[prompt_id], first["seed"], first["sample"], tuple(pictures)))
+            shown.append(_picture(found["image"]["bytes"], path, alt, scores))
+        source = sources.get(prompt_id)
+        rows.append(GridRow(texts[prompt_id], first["seed"], first["sample"], tuple(shown), source))
     return rows
+
+
+def _sources(chosen: Sequence[str], pictures: str | None, texts: Mapping[str, str]) -> dict[str, Picture]:
+    """Pictures that the chosen prompts edit."""
+    if pictures is None:
+        return {}
+    with open_pictures(pictures) as found:
+        return {
+            name: _picture(found[name].read_bytes(), str(found[name]), f"{texts[name]}: source", ())
+            for name in chosen
+            if name in found
+        }
 
 
 def short_labels(scorers: Sequence[str]) -> tuple[str, ...]:
@@ -203,19 +232,22 @@ def short_labels(scorers: Sequence[str]) -> tuple[str, ...]:
 
 def grid_png(rows: Sequence[GridRow], columns: Sequence[Drawn]) -> bytes:
     """The grid as one PNG for the Markdown, at twice the display size."""
-    width = GAP + len(columns) * (TILE + GAP)
+    heads = [(column.policy, "" if column.mode == BASE else column.mode) for column in columns]
+    if rows[0].source is not None:
+        heads.insert(0, ("source", ""))
+    width = GAP + len(heads) * (TILE + GAP)
     height = HEADER + len(rows) * (LABEL + TILE + GAP)
     canvas = Image.new("RGB", (2 * width, 2 * height), "white")
     pen = ImageDraw.Draw(canvas)
     font, small = ImageFont.load_default(size=26), ImageFont.load_default(size=24)
-    for place, column in enumerate(columns):
+    for place, (policy, mode) in enumerate(heads):
         left = 2 * (GAP + place * (TILE + GAP))
-        pen.text((left, 10), column.policy, fill=INK, font=font)
-        pen.text((left, 44), "" if column.mode == BASE else column.mode, fill=MUTED, font=small)
+        pen.text((left, 10), policy, fill=INK, font=font)
+        pen.text((left, 44), mode, fill=MUTED, font=small)
     for index, row in enumerate(rows):
         top = 2 * (HEADER + index * (LABEL + TILE + GAP))
         pen.text((2 * GAP, top + 12), row.prompt, fill=INK, font=small)
-        for place, picture in enumerate(row.pictures):
+        for place, picture in enumerate(row.shown):
             how = Image.Resampling.NEAREST if picture.pixelated else Image.Resampling.LANCZOS
             tile = picture.image.resize((2 * TILE, 2 * TILE), how)
             canvas.paste(tile, (2 * (GAP + place * (TILE + GAP)), top + 2 * LABEL))

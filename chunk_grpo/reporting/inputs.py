@@ -13,10 +13,12 @@ from chunk_grpo.artifacts import (
     RunManifest,
     SchemaName,
     find_files,
+    join,
     read_manifest,
     read_table,
 )
 from chunk_grpo.artifacts.layout import Layout
+from chunk_grpo.artifacts.pictures import INDEX
 from chunk_grpo.artifacts.table_checks import check_scale
 from chunk_grpo.config import Params
 from chunk_grpo.config.judges import WiseScorer
@@ -151,6 +153,7 @@ def read_evidence(at: Layout, settings: ReportSettings, *, partial: bool = False
         },
         images={policy: path for policy, path in images.items() if there(path)},
         runs=tuple(sorted(_manifests(at.runs, settings), key=lambda run: (run.started_at, run.stage))),
+        pictures=at.pictures if there(join(at.pictures, INDEX)) else None,
     )
 
 

@@ -19,7 +19,7 @@ FloatArray: TypeAlias = NDArray[np.float64]
 Pictures: TypeAlias = NDArray[np.uint8]
 """[B, H, W, 3], RGB."""
 
-Need: TypeAlias = Literal["prompt", "metadata"]
+Need: TypeAlias = Literal["prompt", "metadata", "sources"]
 """Input of a scorer besides the image."""
 
 
@@ -35,6 +35,8 @@ class ScoreBatch:
     """B parsed records of the prompts table's `metadata` column."""
     groups: Sequence[int]
     """B group numbers. Groupwise scorers compare images with the same number."""
+    sources: Pictures | None = None
+    """Pictures of which the images are edits, of the same shape; None: the prompts edit none."""
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -46,6 +48,7 @@ class ScoreBatch:
             [self.prompts[row] for row in rows],
             [self.metadata[row] for row in rows],
             [self.groups[row] for row in rows],
+            None if self.sources is None else self.sources[list(rows)],
         )
 
 
@@ -167,6 +170,9 @@ def check_batch(batch: ScoreBatch) -> None:
     """
     if batch.images.dtype != np.uint8 or batch.images.ndim != 4 or batch.images.shape[-1] != 3:
         raise ValueError(f"images: must be uint8 [B, H, W, 3], got {batch.images.dtype} {batch.images.shape}")
+    edited = batch.sources
+    if edited is not None and (edited.dtype != np.uint8 or edited.shape != batch.images.shape):
+        raise ValueError(f"sources: must be uint8 {batch.images.shape}, got {edited.dtype} {edited.shape}")
     sizes = (len(batch.images), len(batch.prompts), len(batch.metadata), len(batch.groups))
     if len(set(sizes)) != 1:
         raise ValueError(f"images, prompts, metadata and groups: must be of one length, got {sizes}")

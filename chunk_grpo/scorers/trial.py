@@ -36,6 +36,8 @@ class Sample:
     """Height of the split's images, in pixels."""
     width: int
     """Width of the split's images, in pixels."""
+    sources: Pictures | None = None
+    """Pictures that the rows edit, of the images' size; None: they edit none."""
 
     def batch(self, copies: int) -> ScoreBatch:
         """A group of `copies` made-up images for each prompt."""
@@ -45,6 +47,7 @@ class Sample:
             prompts=[row["prompt"] for row in rows],
             metadata=[json.loads(row["metadata"]) for row in rows],
             groups=[number // copies for number in range(len(rows))],
+            sources=None if self.sources is None else self.sources.repeat(copies, axis=0),
         )
 
 

@@ -88,7 +88,8 @@ def heldout_scores(
     """
     if not len(images):
         return {}
-    batch = ScoreBatch(as_pictures(images), rows.texts, rows.metadata, rows.groups())
+    sources = rows.sources(*images.shape[2:])
+    batch = ScoreBatch(as_pictures(images), rows.texts, rows.metadata, rows.groups(), sources)
     thread = Background("held-out reward")
     try:
         scores = waited(thread.submit(reward.scores, batch), check)

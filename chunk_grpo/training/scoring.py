@@ -183,4 +183,5 @@ def score_latents(
     images = (
         torch.cat([family.decode(part) for part in latents.split(batch_size)]).cpu().numpy()
     )  # [B, 3, H, W]
-    return reward.scores(ScoreBatch(as_pictures(images), rows.texts, rows.metadata, rows.groups()))
+    sources = rows.sources(*images.shape[2:])
+    return reward.scores(ScoreBatch(as_pictures(images), rows.texts, rows.metadata, rows.groups(), sources))

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from chunk_grpo.artifacts import output_dir, read_table
-from chunk_grpo.artifacts.embeddings import Embeddings, distinct_texts, open_embeddings, write_embeddings
+from chunk_grpo.artifacts.embeddings import Embeddings, distinct_prompts, open_embeddings, write_embeddings
 from chunk_grpo.errors import DataError
 
 NAMES = ("prompt_embeds", "pooled")
@@ -65,7 +65,7 @@ def test_rows_are_read_back_from_shards_of_bounded_size(
     index = read_table(folder / "index.parquet", "embeddings").to_pylist()
     assert [(row["prompt_id"], row["prompt"]) for row in index] == PROMPTS
     with open_embeddings(folder) as opened:
-        assert len(set(opened.row_of.values())) == len(distinct_texts(PROMPTS)) == 5
+        assert len(set(opened.row_of.values())) == len(distinct_prompts(PROMPTS)) == 5
         assert_holds_all(opened)
 
 

@@ -47,5 +47,9 @@ class Case:
     """Latents as the call returns them."""
     embedded: float = 3.5
     """Embedded guidance strength."""
+    sources: tuple[tuple[int, int], ...] = ()
+    """Height and width of source pictures, with each of `sizes`; empty: the family edits no pictures."""
+    of_size: Callable[[int, int], Mapping[str, object]] = lambda height, width: {}
+    """Further keywords of the call for images of a height and width."""
     away: str = "a green cross"
     """Negative prompt."""

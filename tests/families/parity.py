@@ -8,11 +8,12 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from chunk_grpo.core.rollout import rollout_ode
-from chunk_grpo.families.base import Conditioning, LoadOptions, velocity_function
+from chunk_grpo.families.base import Conditioning, LoadOptions, Picture, velocity_function
 from chunk_grpo.families.diffusers_family import DiffusersFamily
 from chunk_grpo.families.registry import family_class
 
@@ -41,20 +42,39 @@ def load(name: str, checkpoint: Path, **options: Any) -> DiffusersFamily:
     return family_class(name).load(LoadOptions(str(checkpoint), guidance_scale=case.embedded, **settings))
 
 
-def text_of(family: DiffusersFamily, prompts: list[str], away: str) -> Conditioning:
-    """Prompts and a negative prompt."""
-    return Conditioning(family.encode(prompts).tensors, family.encode([away]).tensors)
+def text_of(
+    family: DiffusersFamily, prompts: list[str], away: str, sources: list[Picture] | None = None
+) -> Conditioning:
+    """Prompts, with source pictures or without, and a negative prompt."""
+    return Conditioning(family.encode(prompts, sources).tensors, family.encode([away]).tensors)
+
+
+def pictures(count: int, height: int, width: int) -> list[Picture]:
+    """Random pictures."""
+    random = np.random.default_rng(3)
+    return list(random.integers(0, 256, (count, height, width, 3), dtype=np.uint8))
 
 
 def differences(
-    name: str, checkpoint: Path, size: tuple[int, int], batch: int, scale: float, passes: int = 1
+    name: str,
+    checkpoint: Path,
+    size: tuple[int, int],
+    batch: int,
+    scale: float,
+    passes: int = 1,
+    source: tuple[int, int] | None = None,
 ) -> tuple[float, float]:
-    """Largest absolute difference of the final latents over their largest value (or 1), and of pictures in [0, 1]."""
+    """Largest absolute difference of the final latents over their largest value (or 1), and of pictures in [0, 1].
+
+    `source` is the height and width of the source pictures; None: there are none.
+    """
     case, (height, width) = module_of(name).CASE, size
     family = load(name, checkpoint, height=height, width=width, cfg_scale=scale, cfg_passes=passes)
     noise = torch.randn(batch, *family.latent_shape, generator=torch.Generator().manual_seed(8))
+    edited = None if source is None else pictures(batch, *source)
+    given = {} if edited is None else {"image": torch.from_numpy(np.stack(edited)).permute(0, 3, 1, 2) / 255}
     with torch.no_grad():
-        velocity = velocity_function(family, text_of(family, PROMPTS[:batch], case.away))
+        velocity = velocity_function(family, text_of(family, PROMPTS[:batch], case.away, edited))
         latents = rollout_ode(lambda step: velocity, noise, family.pipeline_times(STEPS))[:, -1]
     pipeline = family.pipeline_class.from_pretrained(checkpoint, dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
@@ -63,7 +83,7 @@ def differences(
         images: Tensor = pipeline(
             prompt=PROMPTS[:batch], latents=case.given(family, noise), output_type=output_type, height=height,
             width=width, num_inference_steps=STEPS, max_sequence_length=case.tokens,
-            **case.keywords(scale, [case.away] * batch),
+            **case.keywords(scale, [case.away] * batch), **case.of_size(height, width), **given,
         ).images  # fmt: skip
         return images
 

@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from chunk_grpo.config.families import family_names
+from chunk_grpo.errors import ConfigError
 from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.registry import family_class
 from chunk_grpo.families.tokens import token_limits
-from tests.families.parity import PROMPTS, differences, load, module_of, text_of
+from tests.families.parity import PROMPTS, differences, load, module_of, pictures, text_of
 
 NAMES = family_names()
 TOYS = Path(__file__).parents[2] / "assets"
 GUIDED = [(name, scale) for name in NAMES for scale in module_of(name).CASE.scales]
+EDITING = [(name, scale) for name, scale in GUIDED if module_of(name).CASE.sources]
 
 
 @pytest.mark.parametrize(("name", "scale"), GUIDED)
@@ -23,6 +25,40 @@ def test_latents_and_pictures_equal_those_of_diffusers_pipeline(name, scale, che
     """Encoding, velocity, grid, guidance and decoding; the prompts have unequal lengths."""
     for kind, size, batch in zip(("sharded", "bf16"), module_of(name).CASE.sizes, (4, 1), strict=True):
         assert max(differences(name, checkpoints(name)[kind], size, batch, scale)) < 1e-5
+
+
+@pytest.mark.parametrize(("name", "scale"), EDITING)
+def test_edited_pictures_equal_those_of_diffusers_pipeline(name, scale, checkpoints):
+    """The source pictures have another size than the images, and equal ones."""
+    case = module_of(name).CASE
+    for kind, size, source, batch in zip(("sharded", "bf16"), case.sizes, case.sources, (4, 1), strict=True):
+        assert max(differences(name, checkpoints(name)[kind], size, batch, scale, source=source)) < 1e-5
+
+
+@pytest.mark.parametrize("name", dict.fromkeys(name for name, _ in EDITING))
+def test_source_pictures_move_the_velocity(name, checkpoints):
+    """With guidance too: both of its velocities are of the row's picture."""
+    size = module_of(name).CASE.sources[0]
+    for scale in (1.0, 3.0):
+        family = load(name, checkpoints(name)["sharded"], cfg_scale=scale)
+        first, second = (
+            text_of(family, PROMPTS[:2], PROMPTS[3], edited[::step])
+            for edited in [pictures(2, *size)]
+            for step in (1, -1)
+        )
+        x, t = torch.randn(2, *family.latent_shape), torch.tensor([0.9, 0.9])
+        with torch.no_grad():
+            moved = family.velocity(x, t, first) - family.velocity(x, t, second)
+        assert moved.abs().amax(dim=(1, 2)).min() > 1e-4
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not module_of(name).CASE.sources])
+def test_a_family_that_edits_nothing_says_so(name, checkpoints):
+    family = load(name, checkpoints(name)["sharded"])
+    with pytest.raises(
+        ConfigError, match=f"model.family: {name} edits no pictures; choose a family that does"
+    ):
+        family.encode(PROMPTS[:1], pictures(1, 32, 32))
 
 
 @pytest.mark.parametrize("size", [(24, 64), (40, 16)])
@@ -69,7 +105,7 @@ def test_the_network_gets_the_noise_level_as_precisely_as_from_the_pipeline(name
     family.transformer.register_forward_pre_hook(record, with_kwargs=True)
     family._pipeline(
         prompt=PROMPTS[:1], height=32, width=32, num_inference_steps=7, max_sequence_length=case.tokens,
-        output_type="latent", **case.keywords(1.0, [case.away]),
+        output_type="latent", **case.keywords(1.0, [case.away]), **case.of_size(32, 32),
     )  # fmt: skip
     theirs, text = seen.copy(), family.encode(PROMPTS[:1])
     seen.clear()

@@ -44,7 +44,8 @@ def sets_folder() -> Path:
 def load(section: dict[str, Any]) -> Split:
     given = {"source": "coco", "train_count": 6, "eval_count": 6, "benchmarks": {"set": section}}
     made = {
-        split.name: split for split in splits_of(PromptsParams.model_validate_json(json.dumps(given)), dict)
+        split.name: split
+        for split in splits_of(PromptsParams.model_validate_json(json.dumps(given)), dict, (32, 32))
     }
     return made["set"]
 

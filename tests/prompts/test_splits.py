@@ -37,7 +37,7 @@ def splits(**settings: Any) -> dict[str, Split]:
     given = {"source": "file", "train_file": None, "eval_file": None, "train_count": 3, "eval_count": 2}
     given |= {"wise_count": 0, "seed": 0, "checks": CHECKS, "benchmarks": {}, **settings}
     params = PromptsParams.model_validate_json(json.dumps(given))
-    return {split.name: split for split in splits_of(params, lambda: LIMITS)}
+    return {split.name: split for split in splits_of(params, lambda: LIMITS, (32, 32))}
 
 
 def write(path: Path, *lines: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from PIL import Image, ImageDraw
 
 from chunk_grpo.artifacts import SchemaName, table_from_rows, write_json, write_table
 from chunk_grpo.artifacts.layout import Layout
+from chunk_grpo.artifacts.pictures import write_pictures
 from chunk_grpo.config import load_params
 from chunk_grpo.reporting.content import SECTIONS, Content
 from chunk_grpo.reporting.evidence import ScoreBook, Source, TrainingSettings
@@ -248,6 +249,8 @@ def write_run(
 
     prompts = prompt_rows(per_category)
     save(prompts, "prompts", PROMPTS)
+    write_pictures([], root / "prompts" / "pictures")
+    write_pictures([], root / "prompts" / "pictures")
     save(profile_rows(), "l1_profile", PROFILE)
     for plan, sizes in (("listed", (2, 3, 4, 7)), ("guided", (2, 3, 5, 6))):
         save(plan_rows(plan, sizes), "chunk_plan", f"chunks/{plan}.parquet")

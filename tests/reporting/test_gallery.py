@@ -1,15 +1,24 @@
+import io
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from chunk_grpo.artifacts import table_from_rows
+from chunk_grpo.artifacts.pictures import write_pictures
 from chunk_grpo.errors import DataError
 from chunk_grpo.image_files import encode_png
 from chunk_grpo.reporting.evidence import Drawn, ScoreBook, ScoredPrompts, Source
 from chunk_grpo.reporting.gallery import (
+    GAP,
+    TILE,
     GridRow,
     PictureScore,
     choose_prompts,
     grid_of,
+    grid_png,
     grid_rows,
     short_labels,
 )
@@ -42,8 +51,27 @@ BOOK = score_book(VALUES, scorer="s-x", v=VALUES)
 def shown(tuned: Source, base: bytes | None = None, book: ScoreBook = BOOK) -> GridRow:
     """The row of prompt a, with this image of the base."""
     images_of = {"base": images("base", "base", base or png(8)), "v": tuned}
-    (row,) = grid_rows(["a"], COLUMNS, images_of, {"a": "a prompt"}, book, ["s-x"])
+    (row,) = grid_rows(["a"], COLUMNS, images_of, {"a": "a prompt"}, book, ["s-x"], None)
     return row
+
+
+def test_the_edited_picture_stands_before_the_images(tmp_path: Path) -> None:
+    """It has no score, and is no image that could change."""
+    write_pictures([("a", np.zeros((8, 8, 3), dtype=np.uint8))], tmp_path)
+    images_of = {"base": images("base", "base", png(8)), "v": images("v", "tuned", png(8))}
+    (row,) = grid_rows(["a"], COLUMNS, images_of, {"a": "make it red"}, BOOK, ["s-x"], str(tmp_path))
+    assert row.source is not None
+    assert (row.source.alt, row.source.scores) == ("make it red: source", ())
+    assert row.shown == (row.source, *row.pictures)
+    assert row.change == 0
+    assert grid_of("grid", ["v"], COLUMNS, [row]).edits
+    plain = replace(row, source=None)
+    assert not grid_of("grid", ["v"], COLUMNS, [plain]).edits
+    with (
+        Image.open(io.BytesIO(grid_png([row], COLUMNS))) as wide,
+        Image.open(io.BytesIO(grid_png([plain], COLUMNS))) as narrow,
+    ):
+        assert wide.width - narrow.width == 2 * (TILE + GAP)
 
 
 def test_categories_take_turns() -> None:

@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any, ClassVar
 
@@ -53,6 +54,29 @@ def lengths(
         "n": [m["n"] for m in metadata],
         "rows": [len(images)] * len(images),
     }
+
+
+def moved(images, prompts, metadata, sources, scale=1.0):
+    return [scale * float(np.abs(a - b).mean()) for a, b in zip(images / 255, sources / 255, strict=True)]
+
+
+class Moved:
+    def score(self, images, prompts, metadata, *, sources):
+        return moved(images, prompts, metadata, sources)
+
+
+@pytest.mark.parametrize("name", ["moved", "Moved"])
+def test_a_parameter_sources_gets_the_edited_pictures(name):
+    """Two images at a time, with their own pictures."""
+    made = scorer(f"{HERE}:{name}")
+    assert made.needs == {"prompt", "metadata", "sources"}
+    edited = replace(BATCH, sources=BATCH.images[::-1])
+    apart = np.abs(BATCH.images[0] / 255 - BATCH.images[2] / 255).mean()
+    assert made.score(edited).values == pytest.approx([apart, 0.0, apart])
+    with pytest.raises(
+        DataError, match=r"scorers\.mine: .*takes `sources`.*set picture_field of the prompt files"
+    ):
+        made.score(BATCH)
 
 
 def test_a_function_may_take_options_and_give_details():

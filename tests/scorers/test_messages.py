@@ -48,6 +48,20 @@ def test_a_batch_comes_back_as_it_was() -> None:
     got.images[0, 0, 0, 0] = 7  # a scorer of another process may write into its own copy
 
 
+def test_sources_come_back_as_they_were() -> None:
+    random = np.random.default_rng(0)
+    images, sources = random.integers(0, 256, (2, 3, 4, 5, 3), dtype=np.uint8)
+    sent = ScoreBatch(images, ["a", "b", "c"], [{}, {}, {}], [0, 0, 1], sources)
+    got = decode_batch(read(encode_batch(sent, "q")))
+    assert got.sources is not None
+    assert np.array_equal(got.sources, sources)
+    assert np.array_equal(got.images, images)
+    plain = decode_batch(
+        read(encode_batch(ScoreBatch(images, ["a", "b", "c"], [{}, {}, {}], [0, 0, 1]), "q"))
+    )
+    assert plain.sources is None
+
+
 def test_metadata_without_json_form_is_a_data_error() -> None:
     bad = ScoreBatch(batch().images[:1], ["a dog"], [{"set": {1, 2}}], [0])
     with pytest.raises(DataError, match=r"prompt 'a dog': its metadata cannot be written as JSON"):

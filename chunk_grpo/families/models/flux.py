@@ -57,7 +57,7 @@ class FluxFamily(DiffusersFamily):
     def __init__(self, pipeline: Any, options: LoadOptions) -> None:
         """Wrap a pipeline; see `DiffusersFamily`."""
         super().__init__(pipeline, options)
-        self._ids: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        self._ids: dict[tuple[tuple[int, int], int, torch.device, torch.dtype], Tensor] = {}
 
     def text_tensors(self, prompts: Sequence[str]) -> Mapping[str, Tensor]:
         """`prompt_embeds` [B, T, E] of T5 and `pooled` [B, F] of CLIP."""
@@ -79,6 +79,12 @@ class FluxFamily(DiffusersFamily):
 
     def network_output(self, network: nn.Module, x: Tensor, t: Tensor, text: Mapping[str, Tensor]) -> Tensor:
         """Velocity [B, L, D]. The noise level goes to the network unscaled (docs/deviations.md, timestep)."""
+        return self.velocity_at(self.image_ids(x.device, x.dtype), network, x, t, text)
+
+    def velocity_at(
+        self, ids: Tensor, network: nn.Module, x: Tensor, t: Tensor, text: Mapping[str, Tensor]
+    ) -> Tensor:
+        """As `network_output`, of tokens at the places `ids` [L, 3]."""
         guidance = None
         if self.transformer.config.guidance_embeds:
             guidance = torch.full((len(x),), self._options.guidance_scale, device=x.device, dtype=x.dtype)
@@ -90,18 +96,24 @@ class FluxFamily(DiffusersFamily):
             pooled_projections=text["pooled"],
             encoder_hidden_states=prompt_embeds,
             txt_ids=torch.zeros(prompt_embeds.shape[1], 3, device=x.device, dtype=x.dtype),
-            img_ids=self._image_ids(x.device, x.dtype),
+            img_ids=ids,
             return_dict=False,
         )[0]
         return output
 
-    def _image_ids(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+    def image_ids(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Places [L, 3] of the image's tokens."""
+        return self.places((self._rows, self._columns), 0, device, dtype)
+
+    def places(self, grid: tuple[int, int], first: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Places [rows * columns, 3] of a grid's tokens, (first, row, column)."""
         # diffusers makes them on the CPU: sent with every pass, they would make each pass wait for the device.
-        if (device, dtype) not in self._ids:
-            self._ids[device, dtype] = FluxPipeline._prepare_latent_image_ids(
-                1, self._rows, self._columns, device, dtype
-            )
-        return self._ids[device, dtype]
+        key = (grid, first, device, dtype)
+        if key not in self._ids:
+            ids = FluxPipeline._prepare_latent_image_ids(1, *grid, torch.device("cpu"), dtype)
+            ids[:, 0] = first
+            self._ids[key] = ids.to(device)
+        return self._ids[key]
 
     def vae_latents(self, latents: Tensor) -> Tensor:
         """Latent pixels on the VAE's scale."""

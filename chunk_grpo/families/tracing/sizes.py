@@ -40,6 +40,8 @@ class Traced:
     """Image width in pixels."""
     tokens: int
     """Text tokens of a prompt, `model.max_sequence_length`."""
+    source: tuple[int, int] | None = None
+    """Height and width in pixels of the picture that a prompt edits; None: it draws a new image."""
     images: int = 1
     """Images, or (sample, step) items, of a velocity."""
     cfg_scale: float = 1.0
@@ -73,9 +75,9 @@ class NetworkSizes:
     latent_shape: tuple[int, int]
     """(L, D) of the packed latents of an image."""
     text_tokens: int
-    """Rows of the longest text tensor of a prompt; 0 if there is none."""
+    """Rows of the longest text tensor of a prompt, and latent tokens of the picture that it edits."""
     text_bytes: int
-    """Bytes of all text tensors of a prompt."""
+    """Bytes of all tensors of a prompt."""
     weights: int
     """Weights, without an adapter."""
     base_bytes: int

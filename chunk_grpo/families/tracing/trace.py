@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
@@ -56,11 +56,12 @@ def network_sizes(what: Traced) -> NetworkSizes:
         family, runs = _prepared(what)
         network = family.transformer
         trained, rows = _trained(network, runs)
-        text = family.text_example(what.tokens)
+        text, edited = family.text_example(what.tokens), _source(family, what)
+    read = sum(tensor.numel() for tensor in edited.values()) // family.latent_shape[1]
     return NetworkSizes(
         latent_shape=family.latent_shape,
-        text_tokens=max((tensor.shape[1] for tensor in text.values() if tensor.ndim > 2), default=0),
-        text_bytes=sum(tensor.nbytes for tensor in text.values()),
+        text_tokens=max((tensor.shape[1] for tensor in text.values() if tensor.ndim > 2), default=0) + read,
+        text_bytes=sum(tensor.nbytes for tensor in (*text.values(), *edited.values())),
         weights=_weights(network_of(what.checkpoint)),
         base_bytes=_base_bytes(what),
         trained_weights=trained,
@@ -214,10 +215,19 @@ def _copied(network: nn.Module, runs: Sequence[EqualBlocks] = ()) -> tuple[nn.Mo
 
 def _inputs(family: DiffusersFamily, what: Traced) -> tuple[Tensor, Tensor, Conditioning]:
     one = family.text_example(what.tokens)
-    tensors = {name: tensor.repeat(what.images, *(1,) * (tensor.ndim - 1)) for name, tensor in one.items()}
+    all_of_one = {**one, **_source(family, what)}
+    tensors = {name: each.repeat(what.images, *(1,) * (each.ndim - 1)) for name, each in all_of_one.items()}
     negative = None if what.cfg_scale == 1 else dict(one)
     return (
         torch.zeros(what.images, *family.latent_shape),
         torch.zeros(what.images),
         Conditioning(tensors, negative),
     )
+
+
+def _source(family: DiffusersFamily, what: Traced) -> Mapping[str, Tensor]:
+    """Tensors [1, ...] of a picture to edit; none if there is none."""
+    if what.source is None:
+        return {}
+    found = family.source_tensors(torch.zeros(1, 3, *what.source))
+    return {name: tensor.to(getattr(torch, what.element)) for name, tensor in found.items()}

@@ -10,7 +10,7 @@ import binascii
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -130,8 +130,9 @@ def encode_batch(batch: ScoreBatch, question: str) -> bytes:
     height, width = batch.images.shape[1:3]
     head = {"type": "score", "id": question, "height": height, "width": width}
     rows = []
-    for image, prompt, record, group in zip(
-        batch.images, batch.prompts, batch.metadata, batch.groups, strict=True
+    sources = [None] * len(batch) if batch.sources is None else batch.sources
+    for image, source, prompt, record, group in zip(
+        batch.images, sources, batch.prompts, batch.metadata, batch.groups, strict=True
     ):
         try:
             row = json.dumps({"prompt": prompt, "metadata": dict(record), "group": int(group)})
@@ -140,22 +141,32 @@ def encode_batch(batch: ScoreBatch, question: str) -> bytes:
                 f"prompt {prompt!r}: its metadata cannot be written as JSON ({error}): {record!r}"
             ) from error
         # Joined by hand: json.dumps would scan the pixels for escapes, which takes twice as long as to encode them.
-        pixels = binascii.b2a_base64(np.ascontiguousarray(image).data, newline=False)
-        rows.append(b'%s, "pixels": "%s"}' % (row[:-1].encode("ascii"), pixels))
+        parts = {b"pixels": image} if source is None else {b"pixels": image, b"source": source}
+        texts = [
+            b', "%s": "%s"' % (name, binascii.b2a_base64(np.ascontiguousarray(part).data, newline=False))
+            for name, part in parts.items()
+        ]
+        rows.append(b"%s%s}" % (row[:-1].encode("ascii"), b"".join(texts)))
     return b'%s, "rows": [%s]}\n' % (json.dumps(head)[:-1].encode("ascii"), b", ".join(rows))
 
 
 def decode_batch(batch: worker_protocol.Batch) -> ScoreBatch:
     """Decode a parsed message into a ScoreBatch."""
-    images: NDArray[np.uint8] = np.empty((len(batch.rows), batch.height, batch.width, 3), dtype=np.uint8)
-    for image, row in zip(images, batch.rows, strict=True):
-        image[:] = np.frombuffer(row.pixels, dtype=np.uint8).reshape(image.shape)
+    sources = [row.source for row in batch.rows if row.source is not None]
     return ScoreBatch(
-        images,
+        _pictures(batch, [row.pixels for row in batch.rows]),
         [row.prompt for row in batch.rows],
         [row.metadata for row in batch.rows],
         [row.group for row in batch.rows],
+        _pictures(batch, sources) if sources else None,
     )
+
+
+def _pictures(batch: worker_protocol.Batch, pixels: Sequence[bytes]) -> NDArray[np.uint8]:
+    images: NDArray[np.uint8] = np.empty((len(pixels), batch.height, batch.width, 3), dtype=np.uint8)
+    for image, values in zip(images, pixels, strict=True):
+        image[:] = np.frombuffer(values, dtype=np.uint8).reshape(image.shape)
+    return images
 
 
 def worker_for(scorer: Scorer) -> worker_protocol.Worker:

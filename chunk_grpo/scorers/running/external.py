@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -30,11 +30,10 @@ class External:
     A function is called as `function(images, prompts, metadata, **options)`. It returns B numbers, or a pair of these
     numbers and a mapping of named details. A list may contain a RefusedError instead of a number. A class is made with
     `**options` and has a method `score(images, prompts, metadata)`. It may have `close()`. If it compares the images of
-    a prompt, it sets `groupwise = True`, and `score` gets `groups` as a fourth argument. The instance is made at the
+    a prompt, it sets `groupwise = True`, and `score` gets `groups` as a fourth argument. A parameter `sources` gets the
+    pictures of which the images are edits, as a keyword. The instance is made at the
     first use, so that construction loads no model.
     """
-
-    needs: frozenset[Need] = frozenset({"prompt", "metadata"})
 
     def __init__(self, key: str, settings: ExternalScorer, source: Callable[..., Any] | None = None) -> None:
         """Import the source and check its signature.
@@ -50,6 +49,8 @@ class External:
         self.key, self.settings = key, settings
         self._source = find_source(key, settings.source) if source is None else source
         self._instance: Any = None
+        called = getattr(self._source, "score", None) if isinstance(self._source, type) else self._source
+        self._edits = "sources" in _parameters(called)
         self._check_calls()
 
     @property
@@ -61,6 +62,11 @@ class External:
     def version(self) -> int:
         """Version from params.yaml."""
         return self.settings.version
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Prompt and metadata, and the pictures if the source has a parameter `sources`."""
+        return frozenset(("prompt", "metadata", *(("sources",) if self._edits else ())))
 
     @property
     def groupwise(self) -> bool:
@@ -101,8 +107,13 @@ class External:
         arguments: list[Any] = [batch.images, batch.prompts, batch.metadata]
         if self.groupwise:
             arguments.append(batch.groups)
+        if self._edits and batch.sources is None:
+            raise DataError(
+                f"scorers.{self.key}: {self.settings.source} takes `sources`, the pictures of which images are edits, "
+                "but these prompts edit none; set picture_field of the prompt files, or choose another scorer"
+            )
         try:
-            answer = self._answer(arguments)
+            answer = self._answer(arguments, {"sources": batch.sources} if self._edits else {})
         except SystemExit as error:  # would end the stage as if it had succeeded
             raise RuntimeError(
                 f"scorer {self.key}: {self.settings.source} called sys.exit({error})"
@@ -126,13 +137,13 @@ class External:
         # Check each call: a short and a long answer could add up to the right length with shifted scores.
         return check_scores(f"{self.name} ({self.settings.source})", scores, batch.prompts)
 
-    def _answer(self, arguments: Sequence[Any]) -> Any:
+    def _answer(self, arguments: Sequence[Any], edited: Mapping[str, Any]) -> Any:
         """Return value of the function, or of the instance's `score`."""
         if not isinstance(self._source, type):
-            return self._source(*arguments, **self.settings.options)
+            return self._source(*arguments, **edited, **self.settings.options)
         if self._instance is None:
             self._instance = self._source(**self.settings.options)
-        return self._instance.score(*arguments)
+        return self._instance.score(*arguments, **edited)
 
     def _raised(self, error: Exception, batch: ScoreBatch) -> DataError:
         """The error that names this scorer; the log gets the calls from the user's code on."""
@@ -173,9 +184,9 @@ class External:
             ConfigError: The signature does not accept them.
         """
         images = ["images", "prompts", "metadata", *(["groups"] if self.groupwise else [])]
-        options = self.settings.options
+        options, edited = self.settings.options, {"sources": "pictures"} if self._edits else {}
         if not isinstance(self._source, type):
-            self._check_call("options", self._source, images, options)
+            self._check_call("options", self._source, images, {**edited, **options})
             return
         self._check_call("options", self._source, [], options)
         score = inspect.getattr_static(self._source, "score", None)
@@ -185,7 +196,7 @@ class External:
                 f"score({', '.join(images)}), got none"
             )
         if inspect.isfunction(score):
-            self._check_call("source", score, ["self", *images], {})
+            self._check_call("source", score, ["self", *images], edited)
 
     def _check_call(
         self, part: str, called: Callable[..., Any], positional: list[str], options: Mapping[str, Any]
@@ -203,6 +214,14 @@ class External:
                 f"with ({', '.join(given)}), but takes {signature}: {error}. Set its keyword arguments in options; "
                 "images, prompts and metadata are the first positional arguments."
             ) from error
+
+
+def _parameters(called: Any) -> Collection[str]:
+    """Names of a callable's parameters; none if it has no signature, as some functions written in C."""
+    try:
+        return inspect.signature(called).parameters
+    except (TypeError, ValueError):
+        return ()
 
 
 def find_source(key: str, source: str) -> Callable[..., Any]:

@@ -65,6 +65,8 @@ class Row:
     """Group number. Groupwise scorers compare images with the same number."""
     pixels: bytes
     """Height * width * 3 bytes, RGB, row by row: `Image.frombytes("RGB", (width, height), pixels)`."""
+    source: bytes | None = None
+    """Picture of which the image is an edit, as many bytes; None: the prompts edit none."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Worker:
     score: Callable[[Batch], Answer]
     """Function that scores a batch of any size."""
     needs: Sequence[str] = ("prompt", "metadata")
-    """Inputs besides the images, from prompt and metadata."""
+    """Inputs besides the images, from prompt, metadata and sources."""
     groupwise: bool = False
     """Whether the scorer compares the images of a group."""
     spec_hash: str | None = None
@@ -238,6 +240,12 @@ def read_batch(message: Mapping[str, Any]) -> Batch:
         for number, row in enumerate(rows):
             if len(row.pixels) != height * width * 3:
                 raise ValueError(f"row {number} has {len(row.pixels)} bytes, not {height} * {width} * 3")
+            if (row.source is None) != (rows[0].source is None) or len(row.source or row.pixels) != len(
+                row.pixels
+            ):
+                raise ValueError(
+                    f"row {number} must have a source of {height} * {width} * 3 bytes, or no row has one"
+                )
         return Batch(question, height, width, rows)
     except (KeyError, TypeError, ValueError) as error:
         raise MalformedError(f"no batch of images: {type(error).__name__}: {error}") from None
@@ -249,7 +257,8 @@ def _read_row(row: Mapping[str, Any], number: int) -> Row:
         raise ValueError(
             f"row {number} must have a text as prompt, an object as metadata and a whole number as group"
         )
-    return Row(prompt, metadata, group, binascii.a2b_base64(row["pixels"]))
+    source = None if "source" not in row else binascii.a2b_base64(row["source"])
+    return Row(prompt, metadata, group, binascii.a2b_base64(row["pixels"]), source)
 
 
 def settings_hash(name: str, version: int, measured: Mapping[str, Any]) -> str:

@@ -1,0 +1,43 @@
+"""Pictures that prompts say how to edit: a folder with a table of the prompts and a file of each distinct picture."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chunk_grpo.artifacts.io import read_table, table_from_rows, write_table
+from chunk_grpo.artifacts.storage import Location, input_dir, output_dir
+from chunk_grpo.image_files import encode_png
+
+INDEX = "index.parquet"
+"""Name of the table pictures/1 in the folder."""
+
+
+def write_pictures(pictures: Iterable[tuple[str, NDArray[np.uint8]]], location: Location) -> None:
+    """Write (prompt_id, picture [H, W, 3]) as a folder; equal pictures share a file. One is in memory at a time."""
+    with output_dir(location) as folder:
+        rows = []
+        for prompt_id, picture in pictures:
+            data = encode_png(picture)
+            name = f"{hashlib.sha256(data).hexdigest()[:32]}.png"
+            if not (folder / name).exists():
+                (folder / name).write_bytes(data)
+            rows.append({"prompt_id": prompt_id, "picture": name})
+        write_table(table_from_rows(rows, "pictures"), folder / INDEX, "pictures")
+
+
+@contextmanager
+def open_pictures(location: Location) -> Iterator[Mapping[str, Path]]:
+    """Paths of the pictures by prompt id; empty if the prompts edit none. A remote folder is copied for the context.
+
+    Raises:
+        DataError: The table is missing or damaged.
+    """
+    with input_dir(location) as folder:
+        rows = read_table(folder / INDEX, "pictures").to_pylist()
+        yield {row["prompt_id"]: folder / row["picture"] for row in rows}

@@ -1,0 +1,26 @@
+"""Source pictures, which a prompt says how to edit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from chunk_grpo.errors import ConfigError
+from chunk_grpo.families.base import Picture
+
+
+def as_pixels(pictures: Sequence[Picture], device: torch.device) -> Tensor:
+    """Pictures [B, 3, H, W] in [-1, 1], float32, of B pictures of one size."""
+    pixels = torch.from_numpy(np.stack(pictures)).to(device).permute(0, 3, 1, 2)
+    return pixels.float() / 127.5 - 1
+
+
+def edits_nothing(name: str) -> ConfigError:
+    """Error of a family, by its name or that of its module, that gets pictures to edit and takes none."""
+    return ConfigError(
+        f"model.family: {name.rpartition('.')[2]} edits no pictures; choose a family that does (docs/families.md), "
+        "or remove `picture_field` of the prompt files"
+    )

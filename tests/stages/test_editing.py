@@ -1,0 +1,105 @@
+"""An editing set of one's own runs through all stages: a table of prompts and pictures, and a reward of both."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from chunk_grpo.artifacts import read_table
+from chunk_grpo.artifacts.embeddings import open_embeddings
+from chunk_grpo.image_files import decode_image, fitted, read_picture
+from tests.conftest import ORDER, Workspace
+from tests.families.parity import load, module_of
+
+KONTEXT = "flux_kontext"
+REWARD = '''
+import numpy as np
+
+
+def kept(images, prompts, metadata, sources):
+    """How near each image is to the picture that it edits, 0 to 1."""
+    return 1 - np.abs(images / 255 - sources / 255).mean(axis=(1, 2, 3))
+'''
+
+
+def write_set(root: Path) -> None:
+    """24 prompts, each with a picture of its own of 48 x 48 pixels."""
+    (root / "edits").mkdir()
+    random = np.random.default_rng(1)
+    with (root / "edits" / "edits.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["prompt", "source", "kind"])
+        for number in range(24):
+            pixels = random.integers(0, 256, (48, 48, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / "edits" / f"{number}.png")
+            table.writerow([f"make it {('red', 'blue')[number % 2]}", f"{number}.png", "colour"])
+    (root / "my_rewards.py").write_text(REWARD)
+
+
+def use_set(raw: dict[str, Any], checkpoint: Path) -> None:
+    case = module_of(KONTEXT).CASE
+    raw["model"].update(family=KONTEXT, checkpoint=str(checkpoint), max_sequence_length=case.tokens)
+    raw["prompts"].update(
+        source="file", train_file={"path": "edits/edits.csv", "picture_field": "source"}, wise_count=0
+    )
+    raw["sampling"]["cfg_scale"] = raw["generate"]["cfg_scale"] = 2.0  # both velocities read the picture
+    raw["scorers"] = {
+        "kept": {"kind": "external", "source": "my_rewards:kept", "version": 1, "options": {}}
+        | {"splits": ["eval"], "batch_size": 8}
+    }
+    raw["rewards"] = {"kept": 1.0}
+    raw["train"]["heldout"]["scorers"] = []
+
+
+@pytest.fixture
+def editing(workspace: Workspace, tmp_path: Path) -> Workspace:
+    module_of(KONTEXT).random_pipeline().save_pretrained(tmp_path / "checkpoint")
+    write_set(workspace.root)
+    workspace.edit(lambda raw: use_set(raw, tmp_path / "checkpoint"))
+    return Workspace(workspace.root, scorer="kept")
+
+
+def test_pictures_reach_network_reward_and_report(editing: Workspace, tmp_path: Path) -> None:
+    for stage in (*ORDER, "report"):
+        if stage == "report":  # of the variant that was run alone
+            editing.edit(lambda raw: raw.update(variants={editing.variant: raw["variants"][editing.variant]}))
+        assert editing.run(stage) == 0, stage
+    prompts = read_table(str(editing.artifacts / "prompts" / "evaluation.parquet"), "prompts").to_pylist()
+    rows = list(csv.DictReader((editing.root / "edits" / "edits.csv").open()))
+    scores = read_table(str(editing.artifacts / "scores" / "base" / "kept.parquet"), "scores").to_pylist()
+    images = read_table(editing.images("base"), "images").to_pylist()
+    by_id = {row["prompt_id"]: decode_image(row["image"]["bytes"], "") for row in images}
+    pictures = [fitted(read_picture(editing.root / "edits" / row["source"]), 32, 32) for row in rows]
+    with open_embeddings(editing.artifacts / "embeddings" / "evaluation") as stored:
+        read = stored.read([stored.row_of[p["prompt_id"], p["prompt"]] for p in prompts])
+        assert set(stored.negative()) == {"prompt_embeds", "pooled"}
+    family = load(KONTEXT, tmp_path / "checkpoint")
+    latents = family.encode([row["prompt"] for row in rows], pictures).tensors["source"]
+    for place, prompt in enumerate(prompts):
+        (number,) = (n for n, each in enumerate(latents) if (each - read["source"][place]).abs().max() < 1e-5)
+        assert rows[number]["prompt"] == prompt["prompt"]
+        apart = np.abs(by_id[prompt["prompt_id"]] / 255 - pictures[number] / 255).mean()
+        (score,) = (s["value"] for s in scores if s["prompt_id"] == prompt["prompt_id"])
+        assert score == pytest.approx(1 - apart)
+    page = (editing.artifacts / "report" / "index.html").read_text()
+    assert '<th scope="col">source</th>' in page
+    assert "make it red: source" in page
+
+
+def test_a_family_that_edits_nothing_is_refused_before_any_work(
+    editing: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    editing.edit(lambda raw: raw["model"].update(family="flux"))
+    assert editing.run("inputs") == 2
+    assert "model.family: flux edits no pictures; choose a family that does" in capsys.readouterr().err
+
+
+def test_a_missing_picture_is_named(editing: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    (editing.root / "edits" / "7.png").unlink()
+    assert editing.run("prepare_prompts") == 3
+    assert "edits/edits.csv, line 9: names the picture '7.png', which is no file in edits." in (
+        " ".join(capsys.readouterr().err.split())
+    )
