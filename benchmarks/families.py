@@ -1,8 +1,8 @@
 """Largest differences between each family and its pipeline of diffusers, as a Markdown table.
 
 The checkpoints are small and random, in the real layout (tests/families/checkpoint_NAME.py): two image sizes, one and
-four prompts of unequal length, with and without classifier-free guidance, weights in several files or in bfloat16; ten
-steps in float32. tests/families/test_every_family.py asserts a part of it.
+four prompts of unequal length, with and without classifier-free guidance, with and without pictures to edit, weights in
+several files or in bfloat16; ten steps in float32. tests/families/test_every_family.py asserts a part of it.
 
     python -m benchmarks.families [NAME ...]
 """
@@ -23,7 +23,7 @@ def largest(name: str) -> tuple[float, float]:
     case = module_of(name).CASE
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = save_checkpoints(name, Path(folder)).values()
-        settings = product(checkpoints, case.sizes, (1, 4), case.scales)
+        settings = product(checkpoints, case.sizes, (1, 4), case.scales, (1,), (None, *case.sources))
         latents, pictures = zip(*(differences(name, *setting) for setting in settings), strict=True)
     return max(latents), max(pictures)
 

@@ -34,6 +34,7 @@ def only(kind: str) -> dict[str, object]:
 A_FILE = {"path": "a.txt"} | dict.fromkeys(
     ("hub_file", "revision", "prompt_field", "category_field", "limit")
 )
+EDITED = A_FILE | {"picture_field": "source"}
 OF_FILE: dict[str, object] = {"prompts.source": "file", "prompts.wise_count": 0, **only("shapes-vivid")}
 OF_COCO: dict[str, object] = {"prompts.source": "coco", "prompts.wise_count": 0, **only("shapes-graded")}
 COCO = {"kind": "coco", "count": 6, "seed": 0}
@@ -175,7 +176,8 @@ def test_missing_optional_key_gets_default_and_notice() -> None:
     assert (params.train.kl_coef, params.train.heldout.every, params.encode.batch_size) == (0.0, 10, 8)
     assert next(iter(notices(params))) == (
         'left out, so with their defaults: prompts.checks = {"records": "refuse", "characters": "refuse", '
-        '"duplicates": "drop", "empty": "refuse", "spaces": "strip", "too_long": "keep", "shared": "refuse"}, '
+        '"duplicates": "drop", "empty": "refuse", "spaces": "strip", "too_long": "keep", "pictures": "refuse", '
+        '"shared": "refuse"}, '
         "encode.batch_size = 8, train.kl_coef = 0.0, train.heldout.every = 10"
     )
     listed = {**RAW, "encode": {"batch_size": 8}}
@@ -266,6 +268,14 @@ OF_WISE = "judges prompts of wise only"
         ({**OF_FILE, "prompts.train_file": A_FILE | {"revision": "v2"}}, "prompts.train_file.revision", "null with"),
         ({"prompts.benchmarks.more": {"kind": "file", "file": A_FILE | {"revision": "v2"}, "count": None}},
          "prompts.benchmarks.more.file.revision", "must be null without hub_file"),
+        ({**OF_FILE, "prompts.train_file": EDITED | {"hub_file": "b.csv"}}, "prompts.train_file.picture_field",
+         "must be null unless the file is on a local disk"),
+        ({**OF_FILE, "prompts.train_file": EDITED | {"path": "s3://a/b.csv"}}, "prompts.train_file.picture_field",
+         "must be null unless the file is on a local disk"),
+        ({**OF_FILE, "prompts.train_file": EDITED, "prompts.eval_file": A_FILE}, "prompts.eval_file.picture_field",
+         "must have pictures to edit, as prompts.train_file has; set picture_field, or null for all"),
+        ({**OF_FILE, "prompts.train_file": EDITED, "prompts.benchmarks.more": COCO}, "prompts.benchmarks.more",
+         "must have pictures to edit, as prompts.train_file has"),
         (OF_COCO, "scorers.shapes-graded.splits[0]", "judges prompts of shapes only, got 'eval'"),
         ({**JUDGED, "train.heldout.scorers": ["judge"]}, "train.heldout.scorers[0]", OF_WISE),
         ({"prompts.benchmarks.wise": COCO}, "prompts.benchmarks.wise", "the other splits: train, eval, wise"),

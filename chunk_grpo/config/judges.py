@@ -169,8 +169,9 @@ class VlmJudgeScorer(JudgeSettings):
     template_file: Text | None
     """Local file with the template, or the Python source (.py) of an evaluator that assigns an f-string with `{prompt}`
     to `question`. Null: `template`. Source: yours."""
-    image: Literal["before", "after"]
-    """Position of the image in the message, before or after the text. Source: yours."""
+    image: Literal["before", "after", "pair"]
+    """Position of the image in the message, before or after the text; `pair`: the picture of which it is an edit, then
+    the image, both before the text. Source: yours."""
     reading: Annotated[NumberReading | YesReading, Field(discriminator="kind")]
     """How the number is read from the answer. Source: yours."""
 
@@ -211,8 +212,9 @@ class QuestionsScorer(JudgeSettings):
     template: Annotated[Text, AfterValidator(_checked_question_template)]
     """Message with the fields `{question}`, `{prompt}` and `{metadata.KEY}`; `{{` and `}}` are braces. Source:
     yours."""
-    image: Literal["before", "after"]
-    """Position of the image in the message, before or after the text. Source: yours."""
+    image: Literal["before", "after", "pair"]
+    """Position of the image in the message, before or after the text; `pair`: the picture of which it is an edit, then
+    the image, both before the text. Source: yours."""
 
     @property
     def metadata_keys(self) -> tuple[str, ...]:

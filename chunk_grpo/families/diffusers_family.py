@@ -66,6 +66,7 @@ class DiffusersFamily(ABC):
     it is the tokenizer's own."""
     original_layers: ClassVar[LayerNames] = {}
     """Names of the network's layers in the model's original code, which some adapters have."""
+    edits: ClassVar[bool] = False  # whether prompts may have pictures to edit
     latent_pixels_per_token: ClassVar[int] = 2
     """Latent pixels that a token covers, along each side."""
     grid_is_even: ClassVar[bool] = True
@@ -153,12 +154,11 @@ class DiffusersFamily(ABC):
             ConfigError: Sizes of images or texts do not fit the checkpoint, a folder has a revision, or the attention
                 backend does not work here.
         """
-        # The VAE's configuration determines the token grid, so the (small) VAE is loaded with the transformer.
-        needed = {*parts, "vae"} if "transformer" in parts else {*parts}
+        # The (small) VAE determines the network's token grid, and encodes pictures to edit.
+        needed = {*parts, "vae"} if "transformer" in parts or cls.edits else {*parts}
         wanted = {name for part in needed for name in cls.components[part]}
         left_out = dict.fromkeys({n for names in cls.components.values() for n in names} - wanted)
-        pipeline = load_pipeline(cls.pipeline_class, options, sorted(wanted), left_out)
-        family = cls(pipeline, options)
+        family = cls(load_pipeline(cls.pipeline_class, options, sorted(wanted), left_out), options)
         if "transformer" in parts:
             family._try_attention(trains=False)
         return family

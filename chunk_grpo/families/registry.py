@@ -46,11 +46,9 @@ def require_edits(name: str) -> None:
     Raises:
         ConfigError: It draws new images only, or there is no such family.
     """
-    # Here: torch takes seconds.
-    from chunk_grpo.families.diffusers_family import DiffusersFamily
-    from chunk_grpo.families.sources import edits_nothing
+    from chunk_grpo.families.sources import edits_nothing  # here: torch takes seconds
 
-    if family_class(name).source_tensors is DiffusersFamily.source_tensors:
+    if not family_class(name).edits:
         raise edits_nothing(name)
 
 

@@ -162,6 +162,24 @@ def check_scores(name: str, scores: Scores, prompts: Sequence[str]) -> Scores:
     return scores
 
 
+def sources_of(key: str, batch: ScoreBatch) -> Pictures:
+    """The pictures of which a batch's images are edits.
+
+    Args:
+        key: Name of the scorer in params.yaml.
+        batch: Images.
+
+    Raises:
+        DataError: There are none.
+    """
+    if batch.sources is None:
+        raise DataError(
+            f"scorers.{key}: judges the pictures of which images are edits, but these prompts edit none; set "
+            "picture_field of the prompt files, or choose another scorer"
+        )
+    return batch.sources
+
+
 def check_batch(batch: ScoreBatch) -> None:
     """Check that the parts of a batch match, before a model runs.
 

@@ -55,19 +55,27 @@ class Request:
     @property
     def text(self) -> str:
         """The user's text."""
-        text: str = self._part("text")["text"]
-        return text
+        (part,) = self._parts("text")
+        return str(part["text"])
 
     @property
     def image(self) -> NDArray[np.uint8]:
         """The picture, [H, W, 3]."""
-        kind, _, data = self._part("image_url")["image_url"]["url"].partition(",")
-        assert kind == "data:image/png;base64"
-        return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
+        (image,) = self.images
+        return image
 
-    def _part(self, kind: str) -> dict[str, Any]:
-        (part,) = [part for part in self.body["messages"][-1]["content"] if part["type"] == kind]
-        return dict(part)
+    @property
+    def images(self) -> list[NDArray[np.uint8]]:
+        """The pictures, [H, W, 3] each."""
+        found = []
+        for part in self._parts("image_url"):
+            kind, _, data = part["image_url"]["url"].partition(",")
+            assert kind == "data:image/png;base64"
+            found.append(np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))))
+        return found
+
+    def _parts(self, kind: str) -> list[dict[str, Any]]:
+        return [part for part in self.body["messages"][-1]["content"] if part["type"] == kind]
 
 
 def completion(content: str | None, finish_reason: str = "stop") -> bytes:

@@ -74,7 +74,7 @@ def test_a_parameter_sources_gets_the_edited_pictures(name):
     apart = np.abs(BATCH.images[0] / 255 - BATCH.images[2] / 255).mean()
     assert made.score(edited).values == pytest.approx([apart, 0.0, apart])
     with pytest.raises(
-        DataError, match=r"scorers\.mine: .*takes `sources`.*set picture_field of the prompt files"
+        DataError, match=r"scorers\.mine: judges the pictures .*set picture_field of the prompt files"
     ):
         made.score(BATCH)
 

@@ -3,9 +3,11 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 from ruamel.yaml import YAML
@@ -172,6 +174,25 @@ class TestRequests:
         assert [message["role"] for message in messages] == ["system"] * (system is not None) + ["user"]
         order = ["image_url", "text"] if image == "before" else ["text", "image_url"]
         assert [part["type"] for part in messages[-1]["content"]] == order
+
+    def test_a_pair_is_the_edited_picture_and_the_image_before_the_text(self, judge_server, make):
+        """The answer is that of both: another picture to edit is another question."""
+        judge_server.answer = lambda request: Reply("Stars: 3")
+        batch = batch_of(2, record={})
+        batch = replace(batch, images=batch.images[[0, 0]], prompts=["p", "p"], sources=batch.images[::-1])
+        judge = make(image="pair")
+        assert judge.score(batch).values.tolist() == [3.0, 3.0]
+        assert len(judge_server.requests) == 2
+        seen = set()
+        for request in judge_server.requests:
+            order = [part["type"] for part in request.body["messages"][-1]["content"]]
+            assert order == ["image_url", "image_url", "text"]
+            source, image = request.images
+            assert np.array_equal(image, batch.images[0])
+            seen.add(source.tobytes())
+        assert seen == {each.tobytes() for each in batch.sources}
+        with pytest.raises(DataError, match=r"judges the pictures .*set picture_field of the prompt files"):
+            judge.score(batch_of(1, record={}))
 
     def test_metadata_is_filled_in(self, judge_server, make):
         judge_server.answer = lambda request: Reply("Stars: 3")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from diffusers import FluxKontextPipeline
@@ -17,7 +16,7 @@ class FluxKontextFamily(FluxFamily):
     """FLUX.1 Kontext. Without source pictures it draws as FLUX.1 does."""
 
     pipeline_class = FluxKontextPipeline
-    components: ClassVar = {**FluxFamily.components, "text": (*FluxFamily.components["text"], "vae")}
+    edits = True
 
     def source_tensors(self, pictures: Tensor) -> Mapping[str, Tensor]:
         """`source` [B, C, h, w]: the latent pixels that the VAE finds most likely."""

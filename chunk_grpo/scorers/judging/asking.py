@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chunk_grpo.config.judges import JudgeSettings, QuestionsScorer, VlmJudgeScorer
-from chunk_grpo.scorers.base import Need, ScoreBatch, Scores
+from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, sources_of
 from chunk_grpo.scorers.judging.answers import AnswerFile
 from chunk_grpo.scorers.judging.client import Judge, Question
 from chunk_grpo.scorers.judging.endpoint import Endpoint
@@ -34,7 +34,11 @@ class JudgeScorer(ConfiguredScorer[Settings]):
     A subclass sets `version`, and implements `parse` and `score_rows`.
     """
 
-    needs = frozenset[Need]({"prompt", "metadata"})
+    @property
+    def needs(self) -> frozenset[Need]:  # type: ignore[override]  # of the settings, not of the class
+        """Prompt and metadata, and the pictures if the judge sees a pair."""
+        is_pair = getattr(self.settings, "image", None) == "pair"
+        return frozenset(("prompt", "metadata", *(("sources",) if is_pair else ())))
 
     @property
     def fields(self) -> Mapping[str, Any]:
@@ -117,28 +121,36 @@ class JudgeScorer(ConfiguredScorer[Settings]):
         self._answers[question.key] = answer
 
 
-def question_key(image: NDArray[np.uint8], *words: object) -> str:
+def question_key(pixels: NDArray[np.uint8], *words: object) -> str:
     """Key of a question. It hashes pixels, not PNG bytes, which differ between encoder versions.
 
     Args:
-        image: uint8 [H, W, 3].
+        pixels: uint8 [H, W, 3], or [2, H, W, 3] of two images.
         words: JSON values that identify the question.
     """
-    question = json.dumps([*words, image.shape])
-    return hashlib.sha256(question.encode() + image.tobytes()).hexdigest()
+    question = json.dumps([*words, pixels.shape])
+    return hashlib.sha256(question.encode() + pixels.tobytes()).hexdigest()
 
 
 def question_about(
-    image: NDArray[np.uint8], text: str, label: str, settings: VlmJudgeScorer | QuestionsScorer
+    key: str, batch: ScoreBatch, row: int, text: str, label: str, settings: VlmJudgeScorer | QuestionsScorer
 ) -> Question:
-    """Question with a user's template, identified by image, system message and text.
+    """Question with a user's template, identified by images, system message and text.
 
     Args:
-        image: uint8 [H, W, 3].
+        key: Name of the scorer in params.yaml.
+        batch: Images.
+        row: Row of the image.
         text: The filled template.
         label: Name of the question in messages.
         settings: Section with the system message and the position of the image.
+
+    Raises:
+        DataError: The judge is to see the picture that the image edits, and there is none.
     """
-    picture, system = np.ascontiguousarray(image), settings.system
-    key = question_key(picture, system, text)
-    return Question(key, label, system, text, picture, image_first=settings.image == "before")
+    image, system = np.ascontiguousarray(batch.images[row]), settings.system
+    if settings.image != "pair":
+        first = settings.image == "before"
+        return Question(question_key(image, system, text), label, system, text, (image,), images_first=first)
+    pair = np.stack([sources_of(key, batch)[row], image])
+    return Question(question_key(pair, system, text), label, system, text, tuple(pair), images_first=True)

@@ -31,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Question:
-    """A question about one image."""
+    """A question about one image, or about a picture and its edit."""
 
     key: str
     """Key of the question."""
@@ -41,21 +41,25 @@ class Question:
     """The system message; None: no such message."""
     text: str
     """The user message."""
-    image: NDArray[np.uint8]
-    """uint8 [H, W, 3]; sent as PNG."""
-    image_first: bool = False
-    """Whether the image precedes the text."""
+    images: Sequence[NDArray[np.uint8]]
+    """uint8 [H, W, 3] each; sent as PNG."""
+    images_first: bool = False
+    """Whether the images precede the text."""
 
     def messages(self) -> list[dict[str, Any]]:
         """Messages of a chat completion request."""
-        stream = io.BytesIO()
-        Image.fromarray(self.image).save(stream, format="PNG", compress_level=1)
-        url = "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
-        parts = [{"type": "text", "text": self.text}, {"type": "image_url", "image_url": {"url": url}}]
-        user = {"role": "user", "content": parts[::-1] if self.image_first else parts}
+        text: list[dict[str, Any]] = [{"type": "text", "text": self.text}]
+        seen = [{"type": "image_url", "image_url": {"url": _data_url(image)}} for image in self.images]
+        user = {"role": "user", "content": seen + text if self.images_first else text + seen}
         if self.system is None:
             return [user]
         return [{"role": "system", "content": [{"type": "text", "text": self.system}]}, user]
+
+
+def _data_url(image: NDArray[np.uint8]) -> str:
+    stream = io.BytesIO()
+    Image.fromarray(image).save(stream, format="PNG", compress_level=1)
+    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
 
 
 class Judge:

@@ -70,7 +70,9 @@ class Questions(JudgeScorer[QuestionsScorer]):
     def _question(self, batch: ScoreBatch, row: int, one: ListedQuestion) -> Question:
         text = fill(f"scorers.{self.key}", self._template, batch, row, {"question": one.text})
         return question_about(
-            batch.images[row],
+            self.key,
+            batch,
+            row,
             text,
             f"question {one.id} of prompt {batch.prompts[row][:_QUOTED]!r}",
             self.settings,

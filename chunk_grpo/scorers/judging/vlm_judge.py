@@ -77,4 +77,5 @@ class VlmJudge(JudgeScorer[VlmJudgeScorer]):
 
     def _question(self, batch: ScoreBatch, row: int) -> Question:
         text = fill(f"scorers.{self.key}", self._template, batch, row)
-        return question_about(batch.images[row], text, f"prompt {batch.prompts[row][:60]!r}", self.settings)
+        label = f"prompt {batch.prompts[row][:60]!r}"
+        return question_about(self.key, batch, row, text, label, self.settings)

@@ -15,7 +15,15 @@ import numpy as np
 from chunk_grpo.config.scorers import ExternalScorer
 from chunk_grpo.digests import Digests
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, RefusedError
-from chunk_grpo.scorers.base import FloatArray, Need, ScoreBatch, Scores, check_batch, check_scores
+from chunk_grpo.scorers.base import (
+    FloatArray,
+    Need,
+    ScoreBatch,
+    Scores,
+    check_batch,
+    check_scores,
+    sources_of,
+)
 from chunk_grpo.scorers.running.configured import in_batches
 from chunk_grpo.scorers.running.fingerprint import spec_hash
 from chunk_grpo.scorers.running.retry import may_pass
@@ -107,13 +115,9 @@ class External:
         arguments: list[Any] = [batch.images, batch.prompts, batch.metadata]
         if self.groupwise:
             arguments.append(batch.groups)
-        if self._edits and batch.sources is None:
-            raise DataError(
-                f"scorers.{self.key}: {self.settings.source} takes `sources`, the pictures of which images are edits, "
-                "but these prompts edit none; set picture_field of the prompt files, or choose another scorer"
-            )
+        edited = {"sources": sources_of(self.key, batch)} if self._edits else {}
         try:
-            answer = self._answer(arguments, {"sources": batch.sources} if self._edits else {})
+            answer = self._answer(arguments, edited)
         except SystemExit as error:  # would end the stage as if it had succeeded
             raise RuntimeError(
                 f"scorer {self.key}: {self.settings.source} called sys.exit({error})"

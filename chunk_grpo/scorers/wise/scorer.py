@@ -83,7 +83,7 @@ class Wise(JudgeScorer[WiseScorer]):
             label=f"WISE prompt {wise_id}",
             system=self._instructions.system,
             text=text,
-            image=image,
+            images=(image,),
         )
 
 
