@@ -10,12 +10,25 @@ from torch import Tensor
 
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.families.base import Picture
+from chunk_grpo.families.packing import to_tokens
 
 
 def as_pixels(pictures: Sequence[Picture], device: torch.device) -> Tensor:
     """Pictures [B, 3, H, W] in [-1, 1], float32, of B pictures of one size."""
     pixels = torch.from_numpy(np.stack(pictures)).to(device).permute(0, 3, 1, 2)
     return pixels.float() / 127.5 - 1
+
+
+def token_grid(pixels: Tensor) -> Tensor:
+    """Tokens [B, 4 C, R, K] of latent pixels [B, C, 2 R, 2 K], in rows and columns."""
+    rows, columns = pixels.shape[2] // 2, pixels.shape[3] // 2
+    B, _, D = (tokens := to_tokens(pixels)).shape
+    return tokens.transpose(1, 2).reshape(B, D, rows, columns)
+
+
+def followed(x: Tensor, source: Tensor) -> Tensor:
+    """States [B, L, D] followed by the tokens of a `token_grid` [B, D, R, K], [B, L + R K, D]."""
+    return torch.cat([x, source.flatten(2).transpose(1, 2)], dim=1)
 
 
 def edits_nothing(name: str) -> ConfigError:

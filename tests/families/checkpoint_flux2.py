@@ -15,7 +15,10 @@ from transformers import Mistral3Config, Mistral3ForConditionalGeneration
 from tests.families.case import Case, as_channels
 from tests.families.small_parts import byte_tokenizer
 
-CASE = Case((1.0,), lambda s, n: {"guidance_scale": 2.5}, tokens=300, given=as_channels, embedded=2.5)
+CASE = Case(
+    (1.0,), lambda s, n: {"guidance_scale": 2.5}, tokens=300, given=as_channels, embedded=2.5,
+    sources=((64, 96), (72, 64)),
+)  # fmt: skip
 
 SCHEDULER = {"shift": 3.0, "use_dynamic_shifting": True}
 

@@ -9,8 +9,9 @@ from tests.families.checkpoint_flux2 import SCHEDULER, random_network, random_va
 from tests.families.small_parts import byte_tokenizer, small_qwen3
 
 CASE = Case(
-    (1.0, 4.0), lambda s, n: {"guidance_scale": s}, tokens=96, given=as_channels, found=as_decoded, away=""
-)
+    (1.0, 4.0), lambda s, n: {"guidance_scale": s}, tokens=96, given=as_channels, found=as_decoded, away="",
+    sources=((64, 96), (72, 64)),
+)  # fmt: skip
 
 
 def random_pipeline() -> Flux2KleinPipeline:

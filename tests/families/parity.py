@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from chunk_grpo.core.rollout import rollout_ode
@@ -72,7 +73,6 @@ def differences(
     family = load(name, checkpoint, height=height, width=width, cfg_scale=scale, cfg_passes=passes)
     noise = torch.randn(batch, *family.latent_shape, generator=torch.Generator().manual_seed(8))
     edited = None if source is None else pictures(batch, *source)
-    given = {} if edited is None else {"image": torch.from_numpy(np.stack(edited)).permute(0, 3, 1, 2) / 255}
     with torch.no_grad():
         velocity = velocity_function(family, text_of(family, PROMPTS[:batch], case.away, edited))
         latents = rollout_ode(lambda step: velocity, noise, family.pipeline_times(STEPS))[:, -1]
@@ -80,10 +80,16 @@ def differences(
     pipeline.set_progress_bar_config(disable=True)
 
     def call(output_type: str) -> Tensor:
+        rows = [slice(0, batch)] if edited is None else [slice(row, row + 1) for row in range(batch)]
+        return torch.cat([call_of(output_type, row) for row in rows])
+
+    def call_of(output_type: str, rows: slice) -> Tensor:
+        """Each picture alone: some pipelines take those of one prompt only."""
+        given = {} if edited is None else {"image": Image.fromarray(edited[rows.start])}
         images: Tensor = pipeline(
-            prompt=PROMPTS[:batch], latents=case.given(family, noise), output_type=output_type, height=height,
+            prompt=PROMPTS[rows], latents=case.given(family, noise[rows]), output_type=output_type, height=height,
             width=width, num_inference_steps=STEPS, max_sequence_length=case.tokens,
-            **case.keywords(scale, [case.away] * batch), **case.of_size(height, width), **given,
+            **case.keywords(scale, [case.away] * len(PROMPTS[rows])), **case.of_size(height, width), **given,
         ).images  # fmt: skip
         return images
 

@@ -12,10 +12,17 @@ from torch import Tensor, nn
 
 from chunk_grpo.families.diffusers_family import DiffusersFamily
 from chunk_grpo.families.packing import to_pixels
+from chunk_grpo.families.sources import followed, token_grid
+
+_SOURCE_FRAME = 10
+"""First position of the tokens of the first reference image in diffusers' pipelines."""
 
 
 class Flux2Family(DiffusersFamily):
-    """FLUX.2. Text: tokens of three layers of a language model, padding too. The guidance strength is an input."""
+    """FLUX.2. Text: tokens of three layers of a language model, padding too. The guidance strength is an input.
+
+    A picture to edit is the first of the pipeline's reference images.
+    """
 
     pipeline_class: ClassVar[Any] = Flux2Pipeline
     network_class = Flux2Transformer2DModel
@@ -24,6 +31,7 @@ class Flux2Family(DiffusersFamily):
         "transformer": ("transformer",),
         "vae": ("vae",),
     }
+    edits = True
     tokenizers: ClassVar = {"Mistral": ("tokenizer", True)}
     original_layers: ClassVar = {
         ("double_blocks.{}.", "transformer_blocks.{}."): {
@@ -69,37 +77,53 @@ class Flux2Family(DiffusersFamily):
         width = int(self.transformer.config.joint_attention_dim)
         return {"prompt_embeds": torch.zeros(1, tokens, width, dtype=self._options.dtype)}
 
+    def source_tensors(self, pictures: Tensor) -> Mapping[str, Tensor]:
+        """`source` [B, D, R, K]: tokens of the latents that the VAE finds most likely, their channels normalised."""
+        vae = self._pipeline.vae
+        grid = token_grid(vae.encode(pictures.to(vae.dtype)).latent_dist.mode())
+        mean, spread = (each.to(grid).view(1, -1, 1, 1) for each in self._channels())
+        return {"source": (grid - mean) / spread}
+
     def dynamic_shift(self, num_steps: int) -> float:
         """Logarithm of the shift, by image size and number of steps."""
         return float(compute_empirical_mu(self._rows * self._columns, num_steps))
 
     def network_output(self, network: nn.Module, x: Tensor, t: Tensor, text: Mapping[str, Tensor]) -> Tensor:
-        """Velocity [B, L, D]. Positions are (frame, row, column, number of the word)."""
-        prompt_embeds = text["prompt_embeds"]
+        """Velocity [B, L, D]. Positions are (frame, row, column, number of the word); a source is frame 10."""
+        prompt_embeds, source = text["prompt_embeds"], text.get("source")
+        ids = _positions(self._rows, self._columns, 1, x.device)
+        if source is not None:
+            there = _positions(source.shape[2], source.shape[3], 1, x.device, first=_SOURCE_FRAME)
+            ids = torch.cat([ids, there])
         guidance = None
         if self.transformer.config.guidance_embeds:
             guidance = torch.full((len(x),), self._options.guidance_scale, device=x.device)
         output: Tensor = network(
-            hidden_states=x,
+            hidden_states=x if source is None else followed(x, source),
             timestep=t.to(x.dtype),
             guidance=guidance,
             encoder_hidden_states=prompt_embeds,
             txt_ids=_positions(1, 1, prompt_embeds.shape[1], x.device),
-            img_ids=_positions(self._rows, self._columns, 1, x.device),
+            img_ids=ids,
             return_dict=False,
         )[0]
-        return output
+        return output[:, : x.shape[1]]
 
     def vae_latents(self, latents: Tensor) -> Tensor:
         """Latent pixels on the VAE's scale, which normalises the channels of tokens."""
+        mean, spread = (each.to(latents) for each in self._channels())
+        return to_pixels(latents * spread + mean, self._rows)
+
+    def _channels(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation [D] of each channel of tokens, by the VAE."""
         vae = self._pipeline.vae
-        spread = torch.sqrt(vae.bn.running_var + vae.config.batch_norm_eps)
-        return to_pixels(latents * spread.to(latents) + vae.bn.running_mean.to(latents), self._rows)
+        return vae.bn.running_mean, torch.sqrt(vae.bn.running_var + vae.config.batch_norm_eps)
 
 
-def _positions(rows: int, columns: int, words: int, device: torch.device) -> Tensor:
-    """Position [n, 4] of each token, made on the device so that no pass waits for it."""
-    return torch.cartesian_prod(*(torch.arange(n, device=device) for n in (1, rows, columns, words)))
+def _positions(rows: int, columns: int, words: int, device: torch.device, first: int = 0) -> Tensor:
+    """Position [n, 4] of each token, of frame `first`, made on the device so that no pass waits for it."""
+    frame = torch.arange(first, first + 1, device=device)
+    return torch.cartesian_prod(frame, *(torch.arange(n, device=device) for n in (rows, columns, words)))
 
 
 FAMILY = Flux2Family

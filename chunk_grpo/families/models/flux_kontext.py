@@ -9,7 +9,7 @@ from diffusers import FluxKontextPipeline
 from torch import Tensor, nn
 
 from chunk_grpo.families.models.flux import FluxFamily
-from chunk_grpo.families.packing import to_tokens
+from chunk_grpo.families.sources import followed, token_grid
 
 
 class FluxKontextFamily(FluxFamily):
@@ -19,20 +19,19 @@ class FluxKontextFamily(FluxFamily):
     edits = True
 
     def source_tensors(self, pictures: Tensor) -> Mapping[str, Tensor]:
-        """`source` [B, C, h, w]: the latent pixels that the VAE finds most likely."""
+        """`source` [B, D, R, K]: tokens of the latents that the VAE finds most likely."""
         vae = self._pipeline.vae
         latents = vae.encode(pictures.to(vae.dtype)).latent_dist.mode()
-        return {"source": (latents - vae.config.shift_factor) * vae.config.scaling_factor}
+        return {"source": token_grid((latents - vae.config.shift_factor) * vae.config.scaling_factor)}
 
     def network_output(self, network: nn.Module, x: Tensor, t: Tensor, text: Mapping[str, Tensor]) -> Tensor:
         """Velocity [B, L, D] of the image's tokens. Those of the source follow them, with 1 as their first place."""
         if "source" not in text:
             return super().network_output(network, x, t, text)
         source = text["source"]
-        here = self.image_ids(x.device, x.dtype)
-        there = self.places((source.shape[2] // 2, source.shape[3] // 2), 1, x.device, x.dtype)
-        states = torch.cat([x, to_tokens(source)], dim=1)
-        return self.velocity_at(torch.cat([here, there]), network, states, t, text)[:, : x.shape[1]]
+        there = self.places((source.shape[2], source.shape[3]), 1, x.device, x.dtype)
+        ids = torch.cat([self.image_ids(x.device, x.dtype), there])
+        return self.velocity_at(ids, network, followed(x, source), t, text)[:, : x.shape[1]]
 
 
 FAMILY = FluxKontextFamily
