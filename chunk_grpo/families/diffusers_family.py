@@ -60,12 +60,14 @@ class DiffusersFamily(ABC):
     components: ClassVar[Mapping[Part, tuple[str, ...]]]
     """Components of the pipeline by part."""
     tokenizers: ClassVar[Mapping[str, tuple[str, bool]]]
-    """By name of a text encoder: folder of its tokenizer, and whether `model.max_sequence_length` is its limit; else
-    it is the tokenizer's own."""
+    """By name of a text encoder: folder of its tokenizer, or of the processor around that, and whether
+    `model.max_sequence_length` is its limit; else it is the tokenizer's own."""
     original_layers: ClassVar[LayerNames] = {}
     """Names of the network's layers in the model's original code, which some adapters have."""
     latent_pixels_per_token: ClassVar[int] = 2
     """Latent pixels that a token covers, along each side."""
+    side_step: ClassVar[int] = 1
+    """Latent pixels of which each side is a multiple, besides those of a token and of the network's patch."""
     grid_is_even: ClassVar[bool] = True
     """Whether the pipeline's noise levels are 1, 1 - 1/S, ..., 1/S before they are shifted; else they are the
     scheduler's own, which ends near 0 and which a static shift warps twice."""

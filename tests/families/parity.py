@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers import DiffusionPipeline
 from torch import Tensor
 
 from chunk_grpo.core.rollout import rollout_ode
@@ -56,18 +57,22 @@ def differences(
     with torch.no_grad():
         velocity = velocity_function(family, text_of(family, PROMPTS[:batch], case.away))
         latents = rollout_ode(lambda step: velocity, noise, family.pipeline_times(STEPS))[:, -1]
-    pipeline = family.pipeline_class.from_pretrained(checkpoint, dtype=torch.float32)
+    pipeline = DiffusionPipeline.from_pretrained(checkpoint, dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
 
+    calls = [[row] for row in range(batch)] if case.alone else [[*range(batch)]]
+
     def call(output_type: str) -> Tensor:
-        images: Tensor = pipeline(
-            prompt=PROMPTS[:batch], latents=case.given(family, noise), output_type=output_type, height=height,
-            width=width, num_inference_steps=STEPS, max_sequence_length=case.tokens,
-            **case.keywords(scale, [case.away] * batch),
-        ).images  # fmt: skip
-        return images
+        images = [
+            pipeline(
+                prompt=[PROMPTS[row] for row in rows], latents=case.given(family, noise[rows]),
+                output_type=output_type, height=height, width=width, num_inference_steps=STEPS,
+                **case.limit, **case.keywords(scale, [case.away] * len(rows)),
+            ).images for rows in calls
+        ]  # fmt: skip
+        return torch.cat(images)
 
     theirs = call("latent")
     ours = case.found(family, latents)
     apart = (ours - theirs).abs().max() / max(1.0, float(theirs.abs().max()))
-    return float(apart), float((family.decode(latents) - call("pt")).abs().max())
+    return float(apart), float((family.decode(latents) - case.drawn(call("pt"))).abs().max())
