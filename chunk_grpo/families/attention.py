@@ -75,11 +75,11 @@ def try_backend(
     """
     layer = cast(Any, next(module for module in network.modules() if hasattr(module, "processor")))
     weight = layer.to_q.weight
-    inputs = torch.ones(1, _TOKENS, layer.query_dim, device=weight.device, dtype=weight.dtype)
+    inputs = torch.ones(1, _TOKENS, layer.to_q.in_features, device=weight.device, dtype=weight.dtype)
     inputs = (
         inputs * torch.linspace(-1, 1, _TOKENS, device=weight.device, dtype=weight.dtype)[:, None]
     ).requires_grad_(trains)
-    text = None if layer.added_kv_proj_dim is None else inputs
+    text = None if getattr(layer, "added_kv_proj_dim", None) is None else inputs
     values: list[Tensor] = []
     handle = layer.to_v.register_forward_hook(lambda module, given, found: values.append(found))
     try:

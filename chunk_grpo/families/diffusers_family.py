@@ -62,16 +62,17 @@ class DiffusersFamily(ABC):
     components: ClassVar[Mapping[Part, tuple[str, ...]]]
     """Components of the pipeline by part."""
     tokenizers: ClassVar[Mapping[str, tuple[str, bool]]]
-    """By name of a text encoder: folder of its tokenizer, and whether `model.max_sequence_length` is its limit; else
-    it is the tokenizer's own."""
+    """By text encoder: folder of its tokenizer or of the processor around that, and whether its limit of tokens is
+    `model.max_sequence_length`; else it is the tokenizer's own."""
     original_layers: ClassVar[LayerNames] = {}
     """Names of the network's layers in the model's original code, which some adapters have."""
     edits: ClassVar[bool] = False  # whether prompts may have pictures to edit
     latent_pixels_per_token: ClassVar[int] = 2
     """Latent pixels that a token covers, along each side."""
+    side_step: ClassVar[int] = 1
+    """Latent pixels of which each side is a multiple, besides those of a token and of the network's patch."""
     grid_is_even: ClassVar[bool] = True
-    """Whether the pipeline's noise levels are 1, 1 - 1/S, ..., 1/S before they are shifted; else they are the
-    scheduler's own, which ends near 0 and which a static shift warps twice."""
+    """Whether the pipeline's noise levels are 1, 1 - 1/S, ..., 1/S before a shift; else the scheduler's own, shifted."""
 
     def __init__(self, pipeline: Any, options: LoadOptions) -> None:
         """Wrap a pipeline; `load` creates one from a checkpoint.
@@ -255,8 +256,7 @@ class DiffusersFamily(ABC):
 
     def _try_attention(self, *, trains: bool) -> None:
         """Raise ConfigError if the attention backend does not work here. The weights must not be sharded yet."""
-        backend = self._options.attention_backend
-        if backend is not None:
+        if (backend := self._options.attention_backend) is not None:
             try_backend(self.transformer, backend, self._precision(self.device), trains=trains)
 
     def _precision(self, device: torch.device) -> AbstractContextManager[object]:

@@ -30,7 +30,7 @@ def check_limits(family: DiffusersFamily, pipeline: Any, options: LoadOptions) -
         )
     if vae is not None:
         patch = getattr(network.config, "patch_size", 1) if network is not None else 1
-        side = max(family.latent_pixels_per_token, int(patch)) * pipeline.vae_scale_factor
+        side = max(family.latent_pixels_per_token, family.side_step, int(patch)) * pipeline.vae_scale_factor
         if options.height % side or options.width % side:
             raise ConfigError(
                 f"{_SIDES}: must be multiples of {side} for {checkpoint}, got {options.height} and {options.width}"
@@ -40,8 +40,10 @@ def check_limits(family: DiffusersFamily, pipeline: Any, options: LoadOptions) -
             family, vae.config, family.latent_pixels_per_token * pipeline.vae_scale_factor, options
         )
     for folder, is_limited in family.tokenizers.values():
-        encoder = getattr(pipeline, folder.replace("tokenizer", "text_encoder"), None)
+        number = folder.removeprefix("tokenizer").removeprefix("processor")
+        encoder = getattr(pipeline, f"text_encoder{number}", None)
         tokenizer = getattr(pipeline, folder, None)
+        tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
         if encoder is not None and tokenizer is not None:
             text = encoder.config.get_text_config()
             _check_text(f"{checkpoint}/{folder}", tokenizer, text, tokens if is_limited else None)

@@ -29,6 +29,11 @@ def as_decoded(family: Any, latents: Tensor) -> Tensor:
     return family.vae_latents(latents)
 
 
+def as_drawn(pictures: Tensor) -> Tensor:
+    """Pictures without an alpha channel."""
+    return pictures
+
+
 @dataclass(frozen=True)
 class Case:
     """How a family's pipeline is called."""
@@ -45,6 +50,12 @@ class Case:
     """Noise as the call takes it."""
     found: Callable[[Any, Tensor], Tensor] = as_tokens
     """Latents as the call returns them."""
+    drawn: Callable[[Tensor], Tensor] = as_drawn
+    """Pictures [B, 3, H, W] of those that the call returns."""
+    limits: bool = True
+    """Whether the call takes `max_sequence_length`."""
+    alone: bool = False
+    """Whether each prompt is given to the pipeline alone, whose pictures depend on the other prompts of a call."""
     embedded: float = 3.5
     """Embedded guidance strength."""
     sources: tuple[tuple[int, int], ...] = ()
@@ -53,3 +64,8 @@ class Case:
     """Further keywords of the call for images of a height and width."""
     away: str = "a green cross"
     """Negative prompt."""
+
+    @property
+    def limit(self) -> Mapping[str, int]:
+        """Keyword of the call that limits the text."""
+        return {"max_sequence_length": self.tokens} if self.limits else {}

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from diffusers import DiffusionPipeline
 from PIL import Image
 from torch import Tensor
 
@@ -76,24 +77,25 @@ def differences(
     with torch.no_grad():
         velocity = velocity_function(family, text_of(family, PROMPTS[:batch], case.away, edited))
         latents = rollout_ode(lambda step: velocity, noise, family.pipeline_times(STEPS))[:, -1]
-    pipeline = family.pipeline_class.from_pretrained(checkpoint, dtype=torch.float32)
+    pipeline = DiffusionPipeline.from_pretrained(checkpoint, dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
 
-    def call(output_type: str) -> Tensor:
-        rows = [slice(0, batch)] if edited is None else [slice(row, row + 1) for row in range(batch)]
-        return torch.cat([call_of(output_type, row) for row in rows])
+    # Some pipelines take the pictures of one prompt only.
+    alone = case.alone or edited is not None
+    calls = [[row] for row in range(batch)] if alone else [[*range(batch)]]
 
-    def call_of(output_type: str, rows: slice) -> Tensor:
-        """Each picture alone: some pipelines take those of one prompt only."""
-        given = {} if edited is None else {"image": Image.fromarray(edited[rows.start])}
-        images: Tensor = pipeline(
-            prompt=PROMPTS[rows], latents=case.given(family, noise[rows]), output_type=output_type, height=height,
-            width=width, num_inference_steps=STEPS, max_sequence_length=case.tokens,
-            **case.keywords(scale, [case.away] * len(PROMPTS[rows])), **case.of_size(height, width), **given,
-        ).images  # fmt: skip
-        return images
+    def call(output_type: str) -> Tensor:
+        images = [
+            pipeline(
+                prompt=[PROMPTS[row] for row in rows], latents=case.given(family, noise[rows]),
+                output_type=output_type, height=height, width=width, num_inference_steps=STEPS,
+                **case.limit, **case.keywords(scale, [case.away] * len(rows)), **case.of_size(height, width),
+                **({} if edited is None else {"image": Image.fromarray(edited[rows[0]])}),
+            ).images for rows in calls
+        ]  # fmt: skip
+        return torch.cat(images)
 
     theirs = call("latent")
     ours = case.found(family, latents)
     apart = (ours - theirs).abs().max() / max(1.0, float(theirs.abs().max()))
-    return float(apart), float((family.decode(latents) - call("pt")).abs().max())
+    return float(apart), float((family.decode(latents) - case.drawn(call("pt"))).abs().max())

@@ -8,6 +8,7 @@ import torch
 from diffusers import (
     Flux2Transformer2DModel,
     FluxTransformer2DModel,
+    QwenImage21Transformer2DModel,
     SD3Transformer2DModel,
     ZImageTransformer2DModel,
 )
@@ -48,13 +49,21 @@ def z_image() -> nn.Module:
     return ZImageTransformer2DModel(dim=64, n_layers=2, n_heads=2, n_kv_heads=2, axes_dims=[8, 12, 12])
 
 
-CONVERSIONS: Mapping[str, tuple[Callable[[], nn.Module], str]] = {
-    "flux": (flux, "convert_flux_transformer_checkpoint_to_diffusers"),
-    "sd3": (sd3, "convert_sd3_transformer_checkpoint_to_diffusers"),
-    "flux2": (flux2, "convert_flux2_transformer_checkpoint_to_diffusers"),
-    "flux2_klein": (flux2, "convert_flux2_transformer_checkpoint_to_diffusers"),
-    "z_image": (z_image, "convert_z_image_transformer_checkpoint_to_diffusers"),
+def qwen_image_21() -> nn.Module:
+    return QwenImage21Transformer2DModel(
+        num_layers=3, attention_head_dim=16, num_attention_heads=2, axes_dims_rope=(4, 6, 6)
+    )
+
+
+CONVERSIONS: Mapping[str, tuple[Callable[[], nn.Module], str, int]] = {
+    "flux": (flux, "convert_flux_transformer_checkpoint_to_diffusers", 36),
+    "sd3": (sd3, "convert_sd3_transformer_checkpoint_to_diffusers", 37),
+    "flux2": (flux2, "convert_flux2_transformer_checkpoint_to_diffusers", 31),
+    "flux2_klein": (flux2, "convert_flux2_transformer_checkpoint_to_diffusers", 31),
+    "qwen_image_21": (qwen_image_21, "convert_qwen_image21_transformer_checkpoint_to_diffusers", 3),
+    "z_image": (z_image, "convert_z_image_transformer_checkpoint_to_diffusers", 15),
 }
+"""By family: a network, its conversion in diffusers, and how many of its layers LoRA may be trained on."""
 
 
 def original_shapes(name: str, network: nn.Module) -> dict[str, tuple[int, int]]:
@@ -76,7 +85,7 @@ def original_shapes(name: str, network: nn.Module) -> dict[str, tuple[int, int]]
 @pytest.mark.parametrize("name", CONVERSIONS)
 def test_rows_go_where_diffusers_puts_those_of_a_checkpoint(name, spelling, tmp_path):
     """B of rank 1 is a column of a weight: the conversion of a checkpoint must place it like the adapter."""
-    build, conversion = CONVERSIONS[name]
+    build, conversion, layers = CONVERSIONS[name]
     with torch.device("meta"):
         network = build()
     stream = torch.Generator().manual_seed(0)
@@ -92,7 +101,7 @@ def test_rows_go_where_diffusers_puts_those_of_a_checkpoint(name, spelling, tmp_
         file[f"{spelling(layer)}.alpha"] = torch.tensor(2.0 + number)
     save_file(file, tmp_path / "a.safetensors")
     adapter = read_adapter(tmp_path / "a.safetensors", network, family_class(name).original_layers)
-    assert len(adapter.scales) >= len(columns) > 10
+    assert len(adapter.scales) >= len(columns) == layers
     for layer in adapter.scales:
         assert torch.equal(adapter.weights[f"{layer}.lora_B.weight"], expected[f"{layer}.weight"]), layer
     assert set(adapter.scales.values()) == {2.0 + number for number in range(len(columns))}

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer
 
 from chunk_grpo.config.families import family_names
 from chunk_grpo.errors import ConfigError
@@ -104,8 +105,8 @@ def test_the_network_gets_the_noise_level_as_precisely_as_from_the_pipeline(name
 
     family.transformer.register_forward_pre_hook(record, with_kwargs=True)
     family._pipeline(
-        prompt=PROMPTS[:1], height=32, width=32, num_inference_steps=7, max_sequence_length=case.tokens,
-        output_type="latent", **case.keywords(1.0, [case.away]), **case.of_size(32, 32),
+        prompt=PROMPTS[:1], height=32, width=32, num_inference_steps=7, output_type="latent",
+        **case.limit, **case.keywords(1.0, [case.away]), **case.of_size(32, 32),
     )  # fmt: skip
     theirs, text = seen.copy(), family.encode(PROMPTS[:1])
     seen.clear()
@@ -136,7 +137,8 @@ def test_tokens_are_counted_with_the_template(name, checkpoints):
     fits = long[: tokens - (count(long) - tokens)]
     assert count(fits) == tokens
     of = family_class(name)
-    tokenizer = family._pipeline.tokenizer
+    ((folder, _),) = of.tokenizers.values()
+    tokenizer = AutoTokenizer.from_pretrained(checkpoints(name)["sharded"], subfolder=folder)
     text = family.text_tensors([PROMPTS[0]])
     if "length" in text:
         assert of.token_count(tokenizer, PROMPTS[0]) == int(text["length"])

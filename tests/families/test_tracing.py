@@ -369,6 +369,7 @@ def test_values_of_masks_and_lengths() -> None:
         assert x[1, : int(mask[1].sum())].shape == (3, 4)
         assert nn.functional.pad(x[mask], (0, 0, 0, 1)).shape == (9, 4)
         assert mask.nonzero().shape == (8, 2)
+        assert mask[1].repeat_interleave(1 + mask[1]).sum() == 6
         with pytest.raises(DataDependentOutputException):
             float(x.sum())
 

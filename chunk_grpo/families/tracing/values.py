@@ -21,6 +21,7 @@ _READING = (
     torch.ops.aten._local_scalar_dense.default,
     torch.ops.aten.equal.default,
     torch.ops.aten.nonzero.default,
+    torch.ops.aten.repeat_interleave.Tensor,
 )
 """Operations whose result, or its shape, depends on values."""
 

@@ -86,7 +86,7 @@ def load_pipeline(
             AGAIN,
         )
         for name in names
-        if not name.startswith("tokenizer")
+        if not _is_tokenizer(name)
     }
     try:
         with quiet():
@@ -256,11 +256,16 @@ def _network_class(pipeline_class: Any, folder: Path, name: str) -> Any:
     return found
 
 
+def _is_tokenizer(component: str) -> bool:
+    """Whether a component is a tokenizer, perhaps with a processor of images around it; else it is a network."""
+    return component.startswith(("tokenizer", "processor"))
+
+
 def _check_component(folder: Path, again: str) -> None:
     if not folder.is_dir():
         raise DataError(f"{folder}: this part of the checkpoint is missing; {again}")
     configs = {path.name: _read_object(path, again) for path in sorted(folder.glob("*.json"))}
-    is_tokenizer = folder.name.startswith("tokenizer")
+    is_tokenizer = _is_tokenizer(folder.name)
     needed = "tokenizer_config.json" if is_tokenizer else "config.json"
     if needed not in configs:
         raise DataError(f"{folder / needed}: missing; {again}")
