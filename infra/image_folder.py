@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from chunk_grpo.library.scoring import GROUP
@@ -14,14 +15,16 @@ class ImageFolder:
     """Images of one size, in the form of the tables that the stage `score` reads. Files are read when needed."""
 
     def __init__(self, files: Sequence[ImageFile]) -> None:
-        """Number the prompts: images with the same text and metadata are a group."""
+        """Number the prompts: images with the same text, metadata and picture to edit are a group."""
         self.files = files
-        numbers: dict[tuple[str, str], str] = {}
-        ids = [numbers.setdefault((f.prompt, f.metadata), f"{len(numbers):06d}") for f in files]
+        numbers: dict[tuple[str, str, Path | None], str] = {}
+        ids = [numbers.setdefault((f.prompt, f.metadata, f.picture), f"{len(numbers):06d}") for f in files]
         self.prompts: Mapping[str, Mapping[str, str]] = {
-            name: {"prompt": prompt, "metadata": metadata} for (prompt, metadata), name in numbers.items()
+            name: {"prompt": prompt, "metadata": metadata} for (prompt, metadata, _), name in numbers.items()
         }
         """Rows of prompts by prompt id."""
+        self.pictures = {name: path for (_, _, path), name in numbers.items() if path is not None}
+        """Pictures of which images are edits, by prompt id."""
         samples = Counter[str]()
         self._rows: list[dict[str, Any]] = []
         for name in ids:

@@ -139,7 +139,8 @@ def _score(options: argparse.Namespace) -> None:
     for name in names:
         if name not in sections.scorers:
             raise ConfigError(f"--only: must be names of {', '.join(sections.scorers)}, got {name!r}")
-    files = read_image_folder(folder, options.prompts, FieldNames(options.prompt_field))
+    fields = FieldNames(options.prompt_field, picture=options.picture_field)
+    files = read_image_folder(folder, options.prompts, fields)
     location = options.prompts or str(folder / INDEX)
     if ignored := not_taken(folder, files, location):
         _say(f"{folder}: not scored, since no prompt names it or it is no image: {some_of(ignored)}")
@@ -161,8 +162,11 @@ def _score(options: argparse.Namespace) -> None:
             spec = spec_of(key, sections.scorers[key], scorer)
             for part in _by_shape(files):
                 tables = [str(each.path) for each in part.files]
-                done.append(kept_scores(spec, scorer.settings, tables, location, str(out / "scores.parquet")))
-                found = score_rows(key, scorer, part, part.prompts, done[-1], Workers(), ALL_REFUSED)
+                about = (location, *map(str, part.pictures.values()))
+                done.append(kept_scores(spec, scorer.settings, tables, about, str(out / "scores.parquet")))
+                found = score_rows(
+                    key, scorer, part, part.prompts, done[-1], Workers(), ALL_REFUSED, part.pictures
+                )
                 rows += [_row(part.file_of(row), row) for row in found]
             scorer.close()  # before the next one is loaded
     places = {file.name: number for number, file in enumerate(files)}
@@ -244,5 +248,8 @@ def parser() -> argparse.ArgumentParser:
     )
     own.add_argument("--only", nargs="+", metavar="NAME", help="scorers of it to use (default: all)")
     own.add_argument("--prompt-field", help="column of the prompt (default: prompt or prompts)")
+    own.add_argument(
+        "--picture-field", help="column of the picture that an image is an edit of, below the file's folder"
+    )
     own.add_argument("--out", type=Path, help="folder to write (default: scores/ and the folder's name)")
     return own

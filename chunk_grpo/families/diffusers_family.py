@@ -72,7 +72,7 @@ class DiffusersFamily(ABC):
     side_step: ClassVar[int] = 1
     """Latent pixels of which each side is a multiple, besides those of a token and of the network's patch."""
     grid_is_even: ClassVar[bool] = True
-    """Whether the pipeline's noise levels are 1, 1 - 1/S, ..., 1/S before a shift; else the scheduler's own, shifted."""
+    """Whether the pipeline's noise levels are 1, 1 - 1/S, ..., 1/S before a shift; else the scheduler's own."""
 
     def __init__(self, pipeline: Any, options: LoadOptions) -> None:
         """Wrap a pipeline; `load` creates one from a checkpoint.

@@ -46,6 +46,8 @@ class ImageFile:
     """Data for scorers, JSON."""
     shape: tuple[int, int]
     """Width and height in pixels."""
+    picture: Path | None = None
+    """Picture of which it is an edit; None: it is none."""
 
 
 def read_image_folder(folder: Path, prompts: str | None, fields: FieldNames) -> list[ImageFile]:
@@ -54,7 +56,7 @@ def read_image_folder(folder: Path, prompts: str | None, fields: FieldNames) -> 
     Args:
         folder: Folder of the images.
         prompts: Prompt file; None: INDEX in the folder.
-        fields: Names of the fields with prompt, category and metadata.
+        fields: Names of the fields with prompt, category, metadata and the picture of which an image is an edit.
 
     Raises:
         DataError: The folder or a file is missing, an image is named twice or is none, or the images without a column
@@ -74,6 +76,7 @@ def read_image_folder(folder: Path, prompts: str | None, fields: FieldNames) -> 
         paths = [path_inside(folder, name) for name in names]
     except ValueError as error:
         raise DataError(f"{location}: {error}") from error
+    edited = [None if fields.picture is None else _edited(row, location) for row in rows]
     missing = [name for name, path in zip(names, paths, strict=True) if not path.is_file()]
     if missing:
         raise DataError(
@@ -86,9 +89,24 @@ def read_image_folder(folder: Path, prompts: str | None, fields: FieldNames) -> 
             row.text,
             json.dumps({key: value for key, value in row.metadata.items() if key != column}),
             check_picture(path),
+            picture,
         )
-        for name, path, row in zip(names, paths, rows, strict=True)
+        for name, path, row, picture in zip(names, paths, rows, edited, strict=True)
     ]
+
+
+def _edited(row: PromptRow, location: str) -> Path:
+    """The picture that a row names beside its file."""
+    try:
+        path = path_inside(Path(location).parent, str(row.picture))
+        if not path.is_file():
+            raise ValueError(
+                f"names the picture {row.picture!r}, which is no file in {Path(location).parent}"
+            )
+    except ValueError as error:
+        raise DataError(f"{location}, line {row.line}: {error}") from error
+    check_picture(path)
+    return path
 
 
 def path_inside(folder: Path, name: str) -> Path:

@@ -41,6 +41,10 @@ def judge(images, prompts, metadata):
         raise KeyError("a bug")
     values = list(images[:, 0, 0, 0].astype(float))
     return [RefusedError("black") if what == "refuse" and value == 0 else value for value in values]
+
+
+def more_red(images, prompts, metadata, sources):
+    return images[:, 0, 0, 0].astype(float) - sources[:, 0, 0, 0]
 '''
 
 
@@ -105,6 +109,29 @@ def test_images_in_the_order_of_their_numbers(here: Path, capsys: pytest.Capture
     ]
     assert "scoring with bright: 3/3" in said.err
     assert not list(Path(".ckpt").iterdir())
+
+
+def test_edits_are_scored_with_the_pictures_that_they_edit(here: Path) -> None:
+    """A picture of another size is resized. An edited picture is scored again."""
+    images({"a.png": 30, "b.png": 20})
+    Path("own.yaml").write_text(Path("own.yaml").read_text().replace(":judge", ":more_red"))
+    Path("table/in").mkdir(parents=True)
+    for name, red, side in (("x", 10, 8), ("y", 5, 16)):
+        Image.fromarray(np.full((side, side, 3), red, dtype=np.uint8)).save(f"table/in/{name}.png")
+    lines(["prompt,image,source", "redder,a.png,in/x.png", "redder,b.png,in/y.png"], "table/edits.csv")
+    more = ("--picture-field", "source")
+    assert score(*more, prompts="table/edits.csv") == 0
+    assert [row["value"] for row in rows()] == [20.0, 15.0]
+    Image.fromarray(np.full((8, 8, 3), 29, dtype=np.uint8)).save("table/in/x.png")
+    assert score(*more, prompts="table/edits.csv") == 0
+    assert [row["value"] for row in rows()] == [1.0, 15.0]
+
+
+def test_edits_without_their_picture_are_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images({"a.png": 30})
+    lines(["prompt,image,source", "redder,a.png,x.png"], "edits.csv")
+    assert score("--picture-field", "source", prompts="edits.csv") == 3
+    assert "edits.csv, line 2: names the picture 'x.png', which is no file in ." in capsys.readouterr().err
 
 
 def test_a_column_names_the_image_and_the_others_reach_the_scorer(here: Path) -> None:

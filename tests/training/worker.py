@@ -73,7 +73,7 @@ class Job:
     cfg_passes: Literal[1, 2] = 1
     """Passes of the network for a guided velocity."""
     family: str = "flux"
-    """Name of the family, which encodes the texts of the prompts itself unless it is two blocks."""
+    """Name of the family, which encodes texts and, if it edits, pictures itself unless it is two blocks."""
     away: range = range(0)
     """Numbers of the calls, from 1, that the reward of process 1 does not answer."""
     checkpoint: str | None = None
@@ -171,7 +171,9 @@ def loaded(job: Job, prompts: PromptSet) -> tuple[DiffusersFamily, Conditioning]
     }
     if job.checkpoint is not None:
         other = parity.load(job.family, Path(job.checkpoint), **options)
-        return other, other.encode(prompts.texts)
+        sources = parity.module_of(job.family).CASE.sources
+        edited = parity.pictures(len(prompts), *sources[0]) if sources else None
+        return other, other.encode(prompts.texts, edited)
     return two_blocks(replace(OPTIONS, **options)), prompts.conditioning.to(job.device)
 
 
