@@ -98,6 +98,7 @@ def test_a_kind_of_scorer_declares_its_class_its_network_and_its_scale() -> None
         ("train", None, ": must be a mapping, got null"),
         ("model.dtype", "float16", ": must be one of 'float32' or 'bfloat16', got 'float16'"),
         ("model.base_precision", "fp8", ": must be one of 'int8', 'float8' or 'nf4', got 'fp8'"),
+        ("model.text_precision", "int4", ": must be one of 'int8', 'float8' or 'nf4', got 'int4'"),
         ("model.attention_backend", "sdpa", ": must be one of 'native', '_native_efficient', '"),
         (
             "model.family",

@@ -46,7 +46,7 @@ packed texts (varlen) or other devices."""
 
 
 BasePrecision = Literal["int8", "float8", "nf4"]
-"""Names of torchao. Its four-bit integers (int4) need a package for GPUs alone."""
+"""Names of torchao, of frozen layers. Its four-bit integers (int4) need a package for GPUs alone."""
 
 
 class ModelParams(Section):
@@ -69,6 +69,10 @@ class ModelParams(Section):
     images, profile, rollouts, updates and the KL reference share a network; so does a whole transformer in `policies`.
     With `int8` and `float8`, `train.gradient_checkpointing` is needed to save memory in the update: else each layer
     keeps a copy of its weights in `dtype` for the backward pass."""
+    text_precision: BasePrecision | None = None
+    """Precision of the linear layers in the text encoders' blocks, quantised as those of `base_precision`; null:
+    `dtype`. It changes the embeddings of all prompts, so training and evaluation images, whatever `base_precision` is.
+    Encoding alone loads these encoders."""
     guidance_scale: Annotated[float, Field(ge=0, le=1000)] = 3.5
     """Guidance strength that is an input of guidance-distilled networks (FLUX.1-dev); others do not use it. Source:
     FLUX.1-dev's default, DanceGRPO's code."""

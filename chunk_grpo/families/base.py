@@ -97,6 +97,8 @@ class LoadOptions:
     """Device of the parts."""
     base_precision: BasePrecision | None = None
     """Precision of the quantised linear layers of the transformer's blocks; None: `dtype`."""
+    text_precision: BasePrecision | None = None
+    """The same of the text encoders' blocks."""
     attention_backend: str | None = None
     """Diffusers' name of the velocity network's attention; None: torch's choice without cuDNN's."""
 

@@ -1,4 +1,4 @@
-"""Frozen base weights of a byte or half a byte (torchao), beside which an adapter is trained."""
+"""Frozen weights of a byte or half a byte (torchao): of a base beside which an adapter is trained, of text encoders."""
 
 from __future__ import annotations
 
@@ -23,37 +23,51 @@ _SCALES = 256
 """Most scales of `nf4` that have a common scale themselves."""
 
 
-def quantise(network: nn.Module, precision: BasePrecision, device: torch.device | str) -> None:
+def quantise(
+    network: nn.Module,
+    precision: BasePrecision,
+    device: torch.device | str,
+    key: str = "model.base_precision",
+) -> None:
     """Quantise the linear layers of the blocks, and move the network to `device`, in place.
 
     Embeddings, modulation outside the blocks and the last layer keep their type. Each layer is quantised on the device,
     so that no more than one is there unquantised. The same weights give the same bytes there.
 
     Args:
-        network: Frozen diffusers transformer.
+        network: Frozen network of diffusers or transformers.
         precision: Kind of the quantised weights.
         device: Device of the network.
+        key: Key of params.yaml with the precision, for the message.
 
     Raises:
         ConfigError: torchao is not installed.
     """
-    made = quantiser(precision)
-    names = block_names(network)
-    blocks = (module for module in network.modules() if type(module).__name__ in names)
-    for layer in dict.fromkeys(module for block in blocks for module in block.modules()):
-        if isinstance(layer, nn.Linear) and layer.weight.numel() % _BLOCK == 0:
-            weight = layer.weight.detach().to(device)
-            layer.weight = nn.Parameter(made(weight), requires_grad=False)
+    made = quantiser(precision, key)
+    for layer in layers_of_blocks(network):
+        weight = layer.weight.detach().to(device)
+        layer.weight = nn.Parameter(made(weight), requires_grad=False)
     network.to(device)
 
 
-def quantiser(precision: BasePrecision) -> Callable[[Tensor], Tensor]:
+def layers_of_blocks(network: nn.Module) -> list[nn.Linear]:
+    """The layers that are quantised."""
+    names = block_names(network)
+    blocks = (module for module in network.modules() if type(module).__name__ in names)
+    return [
+        layer
+        for layer in dict.fromkeys(module for block in blocks for module in block.modules())
+        if isinstance(layer, nn.Linear) and layer.weight.numel() % _BLOCK == 0
+    ]
+
+
+def quantiser(precision: BasePrecision, key: str) -> Callable[[Tensor], Tensor]:
     """Function that quantises a matrix of weights; ConfigError if torchao is not installed."""
     try:
         from torchao.quantization import Float8Tensor, Int8Tensor, PerRow, to_nf4
     except ImportError as error:
         raise ConfigError(
-            f"model.base_precision: {precision} needs torchao, which cannot be imported ({error}); run "
+            f"{key}: {precision} needs torchao, which cannot be imported ({error}); run "
             "`pip install 'torchao>=0.18,<0.19'`, or set null"
         ) from error
 

@@ -56,7 +56,9 @@ def _check(params: Params) -> None:
     if edits(params.prompts):
         require_edits(model.family)
     if model.base_precision is not None:
-        quantiser(model.base_precision)
+        quantiser(model.base_precision, "model.base_precision")
+    if model.text_precision is not None:
+        quantiser(model.text_precision, "model.text_precision")
     sizes = [(part.height, part.width) for part in (model, params.generate)]
     if not may_be_hub_id(model.checkpoint):
         guidance = max(params.sampling.cfg_scale, params.generate.cfg_scale)

@@ -110,6 +110,10 @@ def _savings(settings: Settings, phase: Phase) -> Iterator[tuple[str, float]]:
         yield "model.base_precision: nf4", base - settings.network.weights / 2
         if phase.name != "update" or train.gradient_checkpointing:
             yield "model.base_precision: int8", base - settings.network.weights
+    if phase.name == "encode" and not params.model.text_precision:
+        whole = settings.text_bytes(None)
+        yield "model.text_precision: nf4", float(whole - settings.text_bytes("nf4"))
+        yield "model.text_precision: int8", float(whole - settings.text_bytes("int8"))
     if "gradients" in parts:
         left = sorted({"scorers", "vae"} - {*train.offload})
         saved = sum(parts["VAE" if name == "vae" else name] for name in left)
@@ -208,14 +212,13 @@ def _reference(settings: Settings) -> Iterator[Finding]:
 
 
 def _quantised(settings: Settings) -> Iterator[Finding]:
-    precision = settings.params.model.base_precision
-    if precision is None:
-        return
-    yield Finding(
-        "note",
-        f"model.base_precision: {precision} converts the weights in each pass; this time is not counted",
-    )
-    if precision != "nf4" and not settings.params.train.gradient_checkpointing:
+    model = settings.params.model
+    for key, used in (("base_precision", model.base_precision), ("text_precision", model.text_precision)):
+        if used is not None:
+            text = f"model.{key}: {used} converts the weights in each pass; this time is not counted"
+            yield Finding("note", text)
+    precision = model.base_precision
+    if precision is not None and precision != "nf4" and not settings.params.train.gradient_checkpointing:
         yield Finding(
             "costs",
             f"model.base_precision: {precision} without train.gradient_checkpointing keeps a copy of the layers in "

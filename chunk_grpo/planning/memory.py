@@ -62,7 +62,7 @@ def training_phases(settings: Settings, variant: str) -> list[Phase]:
 def stage_phases(settings: Settings) -> list[Phase]:
     """Memory of the stages on one GPU: encoding prompts, and drawing evaluation images, one policy at a time."""
     element, network = settings.element, settings.network
-    text = {"text encoders": float(settings.text.weights * element)}
+    text = {"text encoders": float(settings.text_bytes(settings.params.model.text_precision))}
     adapter = network.trained_weights * FLOAT32 if settings.adapts else 0
     drawing = {
         "weights": float(network.base_bytes + network.buffer_bytes + adapter),

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from chunk_grpo.config import Params
+from chunk_grpo.config.models import BasePrecision
 from chunk_grpo.config.prompt_rules import edits
 from chunk_grpo.config.resolved import ResolvedVariant, resolved_variant
 from chunk_grpo.errors import ConfigError
@@ -19,6 +20,7 @@ from chunk_grpo.families.tracing import (
     decoding,
     network_sizes,
     pass_sizes,
+    text_bytes,
     text_sizes,
     vae_weights,
 )
@@ -187,6 +189,10 @@ class Settings:
     def text(self) -> TextSizes:
         """Weights of the text encoders."""
         return text_sizes(self.model)
+
+    def text_bytes(self, precision: BasePrecision | None) -> int:
+        """Bytes of the text encoders with this `model.text_precision`."""
+        return text_bytes(self.model, self.params.model.dtype, precision)
 
     @property
     def latent_bytes(self) -> int:

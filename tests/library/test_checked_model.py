@@ -106,12 +106,13 @@ def test_accepts_a_policy_of_the_model_to_start_from(workspace):
     assert workspace.run("inputs") == 0
 
 
-def test_a_quantised_base_needs_its_package(workspace, capsys, monkeypatch):
+@pytest.mark.parametrize("key", ["model.base_precision", "model.text_precision"])
+def test_quantised_weights_need_their_package(key, workspace, capsys, monkeypatch):
     workspace.edit(lora("to_q"))
-    workspace.edit(put("model.base_precision", "int8"))
+    workspace.edit(put(key, "int8"))
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "torchao.quantization", None)
-        assert "model.base_precision: int8 needs torchao" in refused(workspace, 2, capsys)
+        assert f"{key}: int8 needs torchao" in refused(workspace, 2, capsys)
     assert workspace.run("inputs") == 0
 
 

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from chunk_grpo.families.tracing import PassSizes, pass_sizes
+from chunk_grpo.config.models import BasePrecision
+from chunk_grpo.families.tracing import PassSizes, pass_sizes, text_bytes
+from chunk_grpo.planning.models import read_checkpoint
 from tests.families.test_tracing import ALL, UNIT, flux
-from tests.planning.planned import edited, plan, preset, settings
+from tests.planning.planned import ROOT, edited, plan, preset, settings
 from tests.planning.test_plan import GIB, LORA, WEIGHTS, levels
 
 NIGHTS = {
@@ -49,6 +51,36 @@ def test_a_quantised_base() -> None:
     assert any(
         "base_precision: int8 without train.gradient_checkpointing" in t for t in levels(bare, "costs")
     )
+
+
+def test_quantised_text_encoders() -> None:
+    """Qwen2.5-VL has 8.29 billion weights, 1.09 of them in its table of embeddings and its last layer."""
+    own = preset("qwen-image")
+    (text,) = (t for t in levels(plan(own, 1, memory_gb=16), "cannot") if t.startswith("encode "))
+    assert "use model.text_precision: nf4 (up to 9.9 GiB), model.text_precision: int8 (up to 6.7 GiB)" in text
+    for precision, size in (("int8", 8.79), ("float8", 8.79), ("nf4", 5.56)):
+        small = edited(own, model={"text_precision": precision})
+        found = plan(small, 1, memory_gb=16)
+        (phase,) = (each for each in found.memory if each.name == "encode")
+        assert phase.parts["text encoders"] / GIB == pytest.approx(size, abs=0.01)
+        assert not any(t.startswith("encode ") for t in levels(found, "cannot"))
+        assert any(f"text_precision: {precision} converts the weights" in t for t in levels(found, "note"))
+    needed = {preset(name).model.text_precision for name in NIGHTS}
+    assert needed == {None}  # they fit without it
+
+
+def test_the_sizes_of_text_encoders_in_the_documents() -> None:
+    page = (ROOT / "docs" / "one_card.md").read_text(encoding="utf-8")
+    for family, owner, name in (
+        ("flux", "black-forest-labs", "FLUX.1-dev"),
+        ("qwen_image", "Qwen", "Qwen-Image"),
+        ("flux2", "black-forest-labs", "FLUX.2-dev"),
+    ):
+        checkpoint = read_checkpoint(family, f"{owner}/{name}")
+        ways: tuple[BasePrecision | None, ...] = (None, "int8", "float8", "nf4")
+        whole, eight, other, four = (text_bytes(checkpoint, "bfloat16", way) / GIB for way in ways)
+        assert f"| {name} | {whole:.1f} | {eight:.1f} | {four:.1f} |" in page
+        assert eight == pytest.approx(other, rel=0.001)
 
 
 def test_recomputing_more_than_the_memory_needs() -> None:

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from chunk_grpo.config.models import BasePrecision
 from chunk_grpo.families.models.flux import FluxFamily
@@ -15,18 +15,30 @@ from tests.pretended.device import DEVICE, PretendedTensor
 from tests.training.conftest import OPTIONS
 
 
-def tensors(family: FluxFamily) -> list[Tensor]:
+def tensors(network: nn.Module) -> list[Tensor]:
     """What holds the values of all weights; a pretended tensor has a part itself."""
-    weights = list(family.transformer.parameters())
     return [
         part
-        for weight in weights
+        for weight in network.parameters()
         for part in ((weight,) if isinstance(weight, PretendedTensor) else parts(weight))
     ]
 
 
 def places(family: FluxFamily) -> set[str]:
-    return {part.device.type for part in tensors(family)}
+    return {part.device.type for part in tensors(family.transformer)}
+
+
+@pytest.mark.parametrize("precision", get_args(BasePrecision))
+def test_text_encoders_come_there(precision: BasePrecision) -> None:
+    options = replace(OPTIONS, text_precision=precision)
+    there, here = (FluxFamily.load(each, ("text",)) for each in (replace(options, device=DEVICE), options))
+    held = tensors(there._pipeline.text_encoder_2)
+    assert {part.device.type for part in held} == {"pretend"}
+    for part, value in zip(held, tensors(here._pipeline.text_encoder_2), strict=True):
+        assert torch.equal(part.cpu(), value)
+    found, given = (family.encode(["a red circle"]).to("cpu") for family in (there, here))
+    for name, tensor in given.tensors.items():
+        torch.testing.assert_close(found[name], tensor)
 
 
 @pytest.mark.parametrize("precision", get_args(BasePrecision))
@@ -41,5 +53,5 @@ def test_a_whole_transformer_takes_its_place(precision: BasePrecision, tmp_path:
             assert places(base) == {"cpu"}
             assert places(other) == {"pretend"}
         assert places(base) == {"pretend"}
-    for part, value in zip(tensors(base), tensors(given), strict=True):
+    for part, value in zip(tensors(base.transformer), tensors(given.transformer), strict=True):
         assert torch.equal(part.cpu(), value)

@@ -19,6 +19,7 @@ from chunk_grpo.families.tracing.trace import (
     decoding,
     network_sizes,
     pass_sizes,
+    text_bytes,
     text_sizes,
     vae_weights,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "decoding",
     "network_sizes",
     "pass_sizes",
+    "text_bytes",
     "text_sizes",
     "vae_weights",
 ]

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from chunk_grpo.config.models import BasePrecision
 from chunk_grpo.families.base import Conditioning
 from chunk_grpo.families.diffusers_family import DiffusersFamily
-from chunk_grpo.families.quantised import parts, quantise
+from chunk_grpo.families.quantised import layers_of_blocks, parts, quantise, quantiser
 from chunk_grpo.families.tracing.build import (
     fake_tensors,
     faked,
@@ -31,6 +32,7 @@ from chunk_grpo.families.tracing.recorder import Recorder, wide_norms
 from chunk_grpo.families.tracing.sizes import (
     Checkpoint,
     Decoding,
+    Element,
     NetworkSizes,
     PassSizes,
     TextSizes,
@@ -149,6 +151,25 @@ def text_sizes(checkpoint: Checkpoint) -> TextSizes:
         if isinstance(module, nn.Embedding)
     }
     return TextSizes(sum(map(_weights, encoders)), sum(table.numel() for table in tables))
+
+
+@cache
+def text_bytes(checkpoint: Checkpoint, element: Element, precision: BasePrecision | None) -> int:
+    """Bytes of the text encoders' weights as they are loaded; DataError if an encoder cannot be built."""
+    # Equal layers take equal bytes. An encoder has hundreds, which take half a minute one by one.
+    counts = Counter[tuple[torch.Size, bool]]()
+    for encoder in text_encoders_of(checkpoint):
+        layers = () if precision is None else layers_of_blocks(encoder)
+        quantised = {id(layer.weight) for layer in layers}
+        counts.update((weight.shape, id(weight) in quantised) for weight in encoder.parameters())
+    total = 0
+    with faked():
+        for (shape, is_quantised), count in counts.items():
+            held = torch.empty(shape, dtype=getattr(torch, element))
+            if precision is not None and is_quantised:
+                held = quantiser(precision, "model.text_precision")(held)
+            total += count * sum(part.nbytes for part in parts(held))
+    return total
 
 
 def _trained(network: nn.Module, runs: Sequence[EqualBlocks]) -> tuple[int, dict[int, int]]:

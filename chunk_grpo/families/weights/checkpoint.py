@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import diffusers
 import torch
@@ -15,6 +14,7 @@ import transformers
 from huggingface_hub.constants import HF_HUB_OFFLINE
 from torch import nn
 
+from chunk_grpo.config.models import BasePrecision
 from chunk_grpo.errors import ConfigError, DataError, one_line
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.quantised import quantise
@@ -49,6 +49,9 @@ _NOT_READ = {
 }
 """Keys of config.json, and why they are refused."""
 
+_PrecisionKey = Literal["base_precision", "text_precision"]
+"""Field of `LoadOptions`, and key of `model`, with the precision of a network's quantised layers."""
+
 _MAY_HAVE = {"T5EncoderModel": KnownDifferences(may_have=r"^lm_head\.weight$")}
 """By class: what a file of the whole T5 has, besides the decoder, which the class itself passes over."""
 
@@ -82,8 +85,9 @@ def load_pipeline(
         name: _load_network(
             _network_class(pipeline_class, folder, name),
             folder / name,
-            options if name == "transformer" else replace(options, base_precision=None),
+            options,
             AGAIN,
+            _precision_key(name),
         )
         for name in names
         if not _is_tokenizer(name)
@@ -166,7 +170,7 @@ def load_like(network: Any, folder: Path, options: LoadOptions) -> Any:
         DataError: A file is missing, cut off or damaged, or has another configuration or other weights.
     """
     check_like(network, folder)
-    return _load_network(type(network), folder, options, TRAIN_AGAIN)
+    return _load_network(type(network), folder, options, TRAIN_AGAIN, "base_precision")
 
 
 def check_like(network: Any, folder: Path) -> None:
@@ -200,14 +204,19 @@ def network_with(network_class: Any, config: Any, state: Mapping[str, torch.Tens
     return network
 
 
-def _load_network(network_class: Any, folder: Path, options: LoadOptions, again: str) -> Any:
-    """A frozen network with the weights of a folder; `again` says what to do about wrong files."""
+def _load_network(
+    network_class: Any, folder: Path, options: LoadOptions, again: str, key: _PrecisionKey | None
+) -> Any:
+    """A frozen network with the weights of a folder.
+
+    `again` says what to do about wrong files; `key` names the precision of the network's quantised layers.
+    """
     stored = stored_weights(folder, again)
     files = set(stored.values())
     place = files.pop() if len(files) == 1 else folder
     rule = again[0].upper() + again[1:]
     known = _MAY_HAVE.get(network_class.__name__, NO_DIFFERENCES)
-    precision = options.base_precision
+    precision: BasePrecision | None = None if key is None else getattr(options, key)
     device = options.device if precision is None else "cpu"
     network = load_weights(
         f"{place}: weights",
@@ -220,8 +229,14 @@ def _load_network(network_class: Any, folder: Path, options: LoadOptions, again:
         files=stored,
     )
     if precision is not None:
-        quantise(network, precision, options.device)
+        quantise(network, precision, options.device, f"model.{key}")
     return network
+
+
+def _precision_key(component: str) -> _PrecisionKey | None:
+    if component.startswith("text_encoder"):
+        return "text_precision"
+    return "base_precision" if component == "transformer" else None
 
 
 def _downloaded(pipeline_class: Any, options: LoadOptions, left_out: Mapping[str, None]) -> str:
