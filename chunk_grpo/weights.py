@@ -102,14 +102,16 @@ def load_weights(
         folder: Folder with config.json and the weights.
         dtype: Floating-point type of the weights in memory.
         rule: Sentence about the required files, for messages.
-        device: Device of the network. On "meta", names and shapes are compared and no values are read.
+        device: Device of the network, to which each weight is sent by itself. On "meta", names and shapes are compared
+            and no values are read.
         known: Harmless differences to accept.
         files: Result of `stored_weights`; no others are read. None: the weights need not be in safetensors files.
 
     Raises:
         DataError: A weight is missing, surplus, of another shape or not finite, or a file cannot be read.
     """
-    device = torch.device(device)
+    # With its number: the libraries load in threads, whose current GPU is the first one.
+    device = torch.empty(0, device=device).device
     try:
         with quiet():
             network, report = model_class.from_pretrained(
@@ -119,8 +121,15 @@ def load_weights(
                 ignore_mismatched_sizes=True,  # so that the report names them
                 output_loading_info=True,
                 **_source(model_class, str(folder), (files or {}) if device.type == "meta" else None),
+                # Tensor by tensor: cast on the CPU, the whole network would take host memory in each process.
+                **({} if device.type == "cpu" else {"device_map": {"": device}}),
             )
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise  # of the device, not of the files
     except Exception as error:  # each class has checks of its own, and unpickling raises anything
+        if device.type not in ("cpu", "meta"):
+            # diffusers cannot move weights that the files lack, and does not say which.
+            load_weights(where, model_class, folder, dtype, rule, device="meta", known=known, files=files)
         raise DataError(
             f"{where} cannot be read as a {model_class.__name__} ({type(error).__name__}: {error}). {rule}"
         ) from error
@@ -134,7 +143,6 @@ def load_weights(
     )
     network.eval().requires_grad_(False)
     if device.type != "meta":
-        network.to(device)
         require_finite(where, network.state_dict(), rule)
     return network
 
@@ -337,9 +345,8 @@ def _source(model_class: Any, folder: str, unread: Mapping[str, Path] | None) ->
     """Keywords of `from_pretrained` that say where the weights are; they are not read from the files `unread`."""
     if unread is None:
         return {"pretrained_model_name_or_path": folder}
-    place = {"device_map": {"": torch.device("meta")}}
     if not hasattr(model_class, "config_class"):  # diffusers, which maps files into memory
-        return {"pretrained_model_name_or_path": folder, **place}
+        return {"pretrained_model_name_or_path": folder}
     state: dict[str, Tensor] = {}
     for path in sorted(set(unread.values())):
         with safe_open(path, framework="pt") as file:
@@ -348,7 +355,7 @@ def _source(model_class: Any, folder: str, unread: Mapping[str, Path] | None) ->
                     file.get_slice(name).get_shape(), dtype=torch.float32, device="meta"
                 )
     config = model_class.config_class.from_pretrained(folder, local_files_only=True)
-    return {"pretrained_model_name_or_path": None, "config": config, "state_dict": state, **place}
+    return {"pretrained_model_name_or_path": None, "config": config, "state_dict": state}
 
 
 @contextmanager
