@@ -59,7 +59,7 @@ def found(
     )
     demands = json.dumps({"tag": "single_object", "include": [{"class": "cross", "count": 1}]})
     table = pa.table({"prompt_id": IDS, "metadata": [demands] * len(IDS)})
-    evidence: Any = SimpleNamespace(images=paths, prompts=SimpleNamespace(table=table))
+    evidence: Any = SimpleNamespace(images=paths, pictures=None, prompts=SimpleNamespace(table=table))
     return flips_of(evidence, settings, PROMPTS, book, dict(zip(IDS, CAPTIONS, strict=True)))
 
 
