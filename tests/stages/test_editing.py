@@ -36,7 +36,7 @@ def write_set(root: Path) -> None:
             pixels = random.integers(0, 256, (48, 48, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(root / "edits" / f"{number}.png")
             table.writerow([f"make it {('red', 'blue')[number % 2]}", f"{number}.png", "colour"])
-    (root / "my_rewards.py").write_text(REWARD)
+    (root / "edit_rewards.py").write_text(REWARD)
 
 
 def use_set(raw: dict[str, Any], checkpoint: Path) -> None:
@@ -47,7 +47,7 @@ def use_set(raw: dict[str, Any], checkpoint: Path) -> None:
     )
     raw["sampling"]["cfg_scale"] = raw["generate"]["cfg_scale"] = 2.0  # both velocities read the picture
     raw["scorers"] = {
-        "kept": {"kind": "external", "source": "my_rewards:kept", "version": 1, "options": {}}
+        "kept": {"kind": "external", "source": "edit_rewards:kept", "version": 1, "options": {}}
         | {"splits": ["eval"], "batch_size": 8}
     }
     raw["rewards"] = {"kept": 1.0}
