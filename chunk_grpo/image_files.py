@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -179,7 +179,7 @@ def _pixels(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def fitted(picture: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
-    """Resize a picture [H, W, 3] as diffusers' pipelines do (Lanczos); of another ratio, both ends are cut first."""
+    """Resize a picture [H, W, 3] as diffusers' VaeImageProcessor does; of another ratio, both ends are cut first."""
     image = Image.fromarray(picture)
     wide, high = (
         min(image.width, image.height * width / height),
@@ -188,6 +188,14 @@ def fitted(picture: NDArray[np.uint8], height: int, width: int) -> NDArray[np.ui
     left, top = (image.width - wide) / 2, (image.height - high) / 2
     box = (left, top, left + wide, top + high)
     return np.asarray(image.resize((width, height), Image.Resampling.LANCZOS, box))
+
+
+def all_fitted(
+    pictures: Sequence[Callable[[], NDArray[np.uint8]]], height: int, width: int
+) -> NDArray[np.uint8]:
+    """Read and fit pictures, [B, H, W, 3]; each function is called once, however often it is among them."""
+    read = {picture: fitted(picture(), height, width) for picture in dict.fromkeys(pictures)}
+    return np.stack([read[picture] for picture in pictures])
 
 
 def as_pictures(images: NDArray[np.float32]) -> NDArray[np.uint8]:

@@ -3,7 +3,7 @@
 import functools
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,15 +43,21 @@ class Arguments:
     findings: str = writes("CSV: every prompt that broke a rule")
 
 
-def pictures_of(splits: Sequence[Split], height: int, width: int) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-    """The picture of each prompt that edits one, at the size of the images."""
-    edited = [
-        (prompt_id(split.name, n), row) for split in splits for n, row in enumerate(split.rows) if row.picture
-    ]
-    with Meter("reading pictures", len(edited)) as meter:
-        for name, row in edited:
-            yield name, fitted(read_picture(Path(str(row.picture))), height, width)
+def write_edited(splits: Sequence[Split], height: int, width: int, location: str) -> None:
+    """Write the pictures that prompts edit, at the size of the images."""
+    paths = {
+        prompt_id(split.name, number): row.picture
+        for split in splits
+        for number, row in enumerate(split.rows)
+        if row.picture is not None
+    }
+    with Meter("reading pictures", len(set(paths.values()))) as meter:
+
+        def read(path: str) -> NDArray[np.uint8]:
             meter.advance()
+            return fitted(read_picture(Path(path)), height, width)
+
+        write_pictures(paths, read, location)
 
 
 def main(params: Params, arguments: Arguments) -> None:
@@ -84,7 +90,7 @@ def main(params: Params, arguments: Arguments) -> None:
     with output_dir(arguments.scheduled) as folder:
         for name, used in scheduled_rows(rows["train"], rows["eval"], params).items():
             write_table(table_from_rows(used, "prompts"), str(folder / f"{name}.parquet"), "prompts")
-    write_pictures(pictures_of(splits, *shape), arguments.pictures)
+    write_edited(splits, *shape, arguments.pictures)
     write_json({name: report.as_json() for name, report in reports.items()}, arguments.report)
     write_csv(findings_table(reports), arguments.findings)
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from chunk_grpo.artifacts import join, read_json, read_table, write_json
 from chunk_grpo.artifacts.pictures import open_pictures
 from chunk_grpo.config import Params
-from chunk_grpo.library.scoring import sources_of
+from chunk_grpo.library.scoring import edited_by
 from chunk_grpo.planning.images import ScoredImages, scored_images
 from chunk_grpo.progress import Meter, duration
 from chunk_grpo.scorers.reward import Reward
@@ -62,7 +62,7 @@ def samples_of(
         height = params.model.height if split == "train" else params.generate.height
         width = params.model.width if split == "train" else params.generate.width
         rows = spread(prompts[split], params.trial.images)
-        sources = sources_of([row["prompt_id"] for row in rows], pictures, (height, width))
+        sources = edited_by([row["prompt_id"] for row in rows], pictures, (height, width))
         found.append(Sample(split, rows, height, width, sources))
     return found
 

@@ -68,7 +68,7 @@ def write_embeddings(
         batches: Tensors [n, ...] by name on the CPU, a row for each of `distinct_prompts` in that order.
         location: Folder, local or URL.
         pictures: As for `distinct_prompts`.
-        negative: Tensors [1, ...] of the negative prompt by the same names, but those of pictures; None: there is none.
+        negative: Tensors [1, ...] of the negative prompt's text by the same names; None: there is none.
         shard_bytes: Largest size of a shard's tensors, unless a single row is larger.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,16 +18,21 @@ INDEX = "index.parquet"
 """Name of the table pictures/1 in the folder."""
 
 
-def write_pictures(pictures: Iterable[tuple[str, NDArray[np.uint8]]], location: Location) -> None:
-    """Write (prompt_id, picture [H, W, 3]) as a folder; equal pictures share a file. One is in memory at a time."""
+def write_pictures(
+    paths: Mapping[str, str], read: Callable[[str], NDArray[np.uint8]], location: Location
+) -> None:
+    """Write the picture of each prompt id as a folder; equal ones share a file.
+
+    `paths` has a path by prompt id, `read` gives the picture [H, W, 3] of a path. It is called once for a path, and one
+    picture is in memory at a time.
+    """
+    names: dict[str, str] = {}
     with output_dir(location) as folder:
-        rows = []
-        for prompt_id, picture in pictures:
-            data = encode_png(picture)
-            name = f"{hashlib.sha256(data).hexdigest()[:32]}.png"
-            if not (folder / name).exists():
-                (folder / name).write_bytes(data)
-            rows.append({"prompt_id": prompt_id, "picture": name})
+        for path in dict.fromkeys(paths.values()):
+            data = encode_png(read(path))
+            names[path] = f"{hashlib.sha256(data).hexdigest()[:32]}.png"
+            (folder / names[path]).write_bytes(data)
+        rows = [{"prompt_id": prompt_id, "picture": names[path]} for prompt_id, path in paths.items()]
         write_table(table_from_rows(rows, "pictures"), folder / INDEX, "pictures")
 
 

@@ -70,9 +70,8 @@ class ModelParams(Section):
     With `int8` and `float8`, `train.gradient_checkpointing` is needed to save memory in the update: else each layer
     keeps a copy of its weights in `dtype` for the backward pass."""
     text_precision: BasePrecision | None = None
-    """Precision of the linear layers in the text encoders' blocks, quantised as those of `base_precision`; null:
-    `dtype`. It changes the embeddings of all prompts, so training and evaluation images, whatever `base_precision` is.
-    Encoding alone loads these encoders."""
+    """Precision of the linear layers in the text encoders' blocks, which are quantised as `base_precision` quantises;
+    null: `dtype`. It changes the embeddings of all prompts, and so the images of training and evaluation."""
     guidance_scale: Annotated[float, Field(ge=0, le=1000)] = 3.5
     """Guidance strength that is an input of guidance-distilled networks (FLUX.1-dev); others do not use it. Source:
     FLUX.1-dev's default, DanceGRPO's code."""

@@ -33,8 +33,8 @@ class Conditioning:
     """Tensors [B, ...] by name, as the family's `encode` returns and its network takes them. Texts of unequal length
     are padded, with a mask among the tensors."""
     negative: Mapping[str, Tensor] | None = None
-    """Tensors [1, ...] of the prompt that classifier-free guidance moves away from; None: there is none. Tensors
-    of pictures to edit (`image_files.SOURCE`) are not among them: they are those of each prompt."""
+    """Tensors [1, ...] of the prompt that classifier-free guidance moves away from; None: there is none. Both
+    velocities read the pictures to edit of `tensors` (names that begin with `image_files.SOURCE`)."""
 
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))

@@ -70,7 +70,7 @@ class DiffusersFamily(ABC):
     latent_pixels_per_token: ClassVar[int] = 2
     """Latent pixels that a token covers, along each side."""
     side_step: ClassVar[int] = 1
-    """Latent pixels of which each side is a multiple, besides those of a token and of the network's patch."""
+    """Each side must be a multiple of so many latent pixels, too."""
     grid_is_even: ClassVar[bool] = True
     """Whether the pipeline's noise levels are 1, 1 - 1/S, ..., 1/S before a shift; else the scheduler's own."""
 

@@ -35,7 +35,7 @@ def away_and_towards(
         x: States [B, L, D].
         t: Noise levels [B].
         text: The B prompts.
-        negative: The negative prompt, B = 1; the pictures to edit are those of `text`.
+        negative: The negative prompt, B = 1. Its pass reads the pictures to edit of `text`.
         passes: One pass for both, of twice as many states, or a pass for each.
         constant: Context of a pass for a velocity that is a constant, as the negative prompt's then is; None: both
             velocities have a gradient.

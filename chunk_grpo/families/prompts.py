@@ -13,7 +13,7 @@ from torch import Tensor
 
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.base import Conditioning, ConditioningRows, Picture
-from chunk_grpo.image_files import fitted
+from chunk_grpo.image_files import all_fitted
 
 
 class RowReader(Protocol):
@@ -103,11 +103,8 @@ class PromptSet:
         )
 
     def sources(self, height: int, width: int) -> NDArray[np.uint8] | None:
-        """Pictures to edit at the size of the images [P, H, W, 3]; None: there are none. An equal one is read once."""
-        if self.pictures is None:
-            return None
-        read = {picture: fitted(picture(), height, width) for picture in dict.fromkeys(self.pictures)}
-        return np.stack([read[picture] for picture in self.pictures])
+        """Pictures to edit at the size of the images [P, H, W, 3]; None: there are none."""
+        return None if self.pictures is None else all_fitted(self.pictures, height, width)
 
     def repeated(self, count: int) -> PromptSet:
         """Repeat each prompt `count` times consecutively: one row per image."""

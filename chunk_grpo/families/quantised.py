@@ -1,4 +1,4 @@
-"""Frozen weights of a byte or half a byte (torchao): of a base beside which an adapter is trained, of text encoders."""
+"""Frozen weights of a byte or half a byte (torchao): of text encoders, and of a base that has an adapter."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from chunk_grpo.artifacts.kept import KEPT, Kept, Row, add_files
 from chunk_grpo.code import add_code
 from chunk_grpo.config.scorer_settings import ScorerSettings
 from chunk_grpo.errors import DataError
-from chunk_grpo.image_files import decode_image, fitted, read_picture
+from chunk_grpo.image_files import all_fitted, decode_image, read_picture
 from chunk_grpo.parallel import Workers
 from chunk_grpo.progress import Meter
 from chunk_grpo.scorers.base import Pictures, ScoreBatch, Scorer, Scores, check_scores
@@ -115,19 +115,19 @@ def batch_of(
         prompts=[p["prompt"] for p in known],
         metadata=[json.loads(p["metadata"]) for p in known],
         groups=groups,
-        sources=sources_of([r["prompt_id"] for r in records], pictures, images.shape[1:3]),
+        sources=edited_by([r["prompt_id"] for r in records], pictures, images.shape[1:3]),
     )
 
 
-def sources_of(
+def edited_by(
     prompt_ids: Sequence[str], pictures: Mapping[str, Path], shape: tuple[int, ...]
 ) -> Pictures | None:
     """Pictures that prompts edit [B, H, W, 3], at the height and width of the images; None: they edit none."""
     if not pictures:
         return None
     paths = [pictures[prompt_id] for prompt_id in prompt_ids]
-    read = {path: fitted(read_picture(path), *shape) for path in dict.fromkeys(paths)}
-    return np.stack([read[path] for path in paths])
+    readers = {path: partial(read_picture, path) for path in paths}
+    return all_fitted([readers[path] for path in paths], *shape)
 
 
 def batches_of(scorer: Scorer, images: ImageRows) -> Iterator[list[dict[str, Any]]]:
@@ -225,7 +225,7 @@ def too_many_refused(
 
 
 def kept_scores(
-    spec: ScorerSpec, settings: ScorerSettings, tables: Sequence[str], prompts: Sequence[str], out: str
+    spec: ScorerSpec, settings: ScorerSettings, tables: Sequence[str], prompts: tuple[str, ...], out: str
 ) -> Kept:
     """Store for this computation: one per scorer, code, images, tables of prompts and batch size."""
     about = [spec.key, spec.spec_hash, spec.splits, settings.images_at_once]

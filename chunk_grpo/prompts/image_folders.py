@@ -98,14 +98,18 @@ def read_image_folder(folder: Path, prompts: str | None, fields: FieldNames) -> 
 def _edited(row: PromptRow, location: str) -> Path:
     """The picture that a row names beside its file."""
     try:
-        path = path_inside(Path(location).parent, str(row.picture))
-        if not path.is_file():
-            raise ValueError(
-                f"names the picture {row.picture!r}, which is no file in {Path(location).parent}"
-            )
+        path = picture_inside(Path(location).parent, str(row.picture))
     except ValueError as error:
         raise DataError(f"{location}, line {row.line}: {error}") from error
     check_picture(path)
+    return path
+
+
+def picture_inside(folder: Path, name: str) -> Path:
+    """The path of a picture to edit; ValueError if it is no file in the folder, as `path_inside`."""
+    path = path_inside(folder, name)
+    if not path.is_file():
+        raise ValueError(f"names the picture {name!r}, which is no file in {folder}")
     return path
 
 

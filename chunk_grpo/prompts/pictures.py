@@ -10,7 +10,7 @@ from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
 from chunk_grpo.image_files import check_picture
 from chunk_grpo.prompts.findings import Findings, dropped
-from chunk_grpo.prompts.image_folders import path_inside
+from chunk_grpo.prompts.image_folders import picture_inside
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
 
 RATIO = 0.02
@@ -54,9 +54,7 @@ def _found(
     for row in rows:
         name = row.picture or ""
         try:
-            path = path_inside(folder, name)
-            if not path.is_file():
-                raise ValueError(f"names the picture {name!r}, which is no file in {folder}")
+            path = picture_inside(folder, name)
             wide, high = check_picture(path)
         except (ValueError, DataError) as error:
             findings.add("records", "no picture", row.source, row.line, str(error).rstrip("."))

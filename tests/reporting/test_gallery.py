@@ -57,7 +57,7 @@ def shown(tuned: Source, base: bytes | None = None, book: ScoreBook = BOOK) -> G
 
 def test_the_edited_picture_stands_before_the_images(tmp_path: Path) -> None:
     """It has no score, and is no image that could change."""
-    write_pictures([("a", np.zeros((8, 8, 3), dtype=np.uint8))], tmp_path)
+    write_pictures({"a": "a.png"}, lambda path: np.zeros((8, 8, 3), dtype=np.uint8), tmp_path)
     images_of = {"base": images("base", "base", png(8)), "v": images("v", "tuned", png(8))}
     (row,) = grid_rows(["a"], COLUMNS, images_of, {"a": "make it red"}, BOOK, ["s-x"], str(tmp_path))
     assert row.source is not None

@@ -1,4 +1,4 @@
-"""FLUX.1 Kontext: edits a source picture, whose latent tokens the network reads beside those of the image."""
+"""FLUX.1 Kontext: edits a picture. The network reads the picture's latent tokens behind those of the image."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FluxKontextFamily(FluxFamily):
         return {"source": token_grid((latents - vae.config.shift_factor) * vae.config.scaling_factor)}
 
     def network_output(self, network: nn.Module, x: Tensor, t: Tensor, text: Mapping[str, Tensor]) -> Tensor:
-        """Velocity [B, L, D] of the image's tokens. Those of the source follow them, with 1 as their first place."""
+        """Velocity [B, L, D] of the image's tokens. Tokens of the source follow them; their first place is 1."""
         if "source" not in text:
             return super().network_output(network, x, t, text)
         source = text["source"]

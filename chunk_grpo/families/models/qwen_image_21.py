@@ -59,8 +59,8 @@ class AttentionByRow:
     """Attention of text and image, in which the image's position follows its own prompt's text.
 
     Diffusers' processor places all images of a batch after its longest text, so that a picture depends on the other
-    prompts. Text tokens have the positions 0, 1, ..., hence the image after n of them that of token n, on the first of
-    three axes; on the others its positions are those of its rows and columns.
+    prompts. Text tokens have the positions 0, 1, ... on the first of three axes. An image behind n of them has position
+    n there. On the other axes its tokens have the positions of their rows and columns.
     """
 
     _attention_backend = None
