@@ -250,7 +250,6 @@ def write_run(
     prompts = prompt_rows(per_category)
     save(prompts, "prompts", PROMPTS)
     write_pictures({}, lambda path: np.zeros(0, dtype=np.uint8), root / "prompts" / "pictures")
-    write_pictures([], root / "prompts" / "pictures")
     save(profile_rows(), "l1_profile", PROFILE)
     for plan, sizes in (("listed", (2, 3, 4, 7)), ("guided", (2, 3, 5, 6))):
         save(plan_rows(plan, sizes), "chunk_plan", f"chunks/{plan}.parquet")
