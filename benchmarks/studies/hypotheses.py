@@ -58,6 +58,20 @@ LATE = (
     _tuned("L8 late reward, mirror", "mirror", "equal-4"),
     _tuned("L8 late reward, chunk", "equal-4", "chunk"),
 )
+PARTS = (
+    _tuned("S1 sizes, 2", "chunk", "equal-2"),
+    _tuned("S2 sizes, 8", "chunk", "equal-8"),
+    _tuned("S3 one chunk, third and second", "only-2", "only-1"),
+    _tuned("S4 one chunk, second and first", "only-1", "only-0"),
+    _tuned("S5 one chunk, third and fourth", "only-2", "only-3"),
+    _tuned("S6 draw by trajectory", "trajectory", "chunk"),
+    _tuned("S6 draw, tempered", "tempered", "chunk"),
+    _tuned("S6 draw, annealed", "annealed", "chunk"),
+    _tuned("S6 draw, unbiased", "unbiased", "chunk"),
+    _tuned("S7 gains of steps", "step-gains", "dance"),
+    _tuned("S8 gains of chunks", "chunk-gains", "chunk"),
+    _tuned("S8 gains of equal chunks", "gains-equal-4", "equal-4"),
+)
 COMPARED = (
     "dance-grpo",
     "chunk",
@@ -74,8 +88,9 @@ BLOCKS: Mapping[str, tuple[Hypothesis, ...]] = {
     **dict.fromkeys(("vivid", "vivid-ratios", "exact", "exact-ratios"), CONTRASTS),
     "levels": LEVELS,
     "late": LATE,
+    "parts": PARTS,
     "comparison": COMPARISON,
 }
 """Blocks of the study and their hypotheses."""
-BESIDE = {"levels": "vivid"}
+BESIDE = {"levels": "vivid", "parts": "vivid"}
 """Block that has the other policies of a block's hypotheses, trained with the same seeds, prompts and noise."""
