@@ -25,6 +25,9 @@ from chunk_grpo.training.rollouts import DIVERGED
 from chunk_grpo.training.scoring import Waits
 from chunk_grpo.training.stopping import Check, Stoppable, never, seconds_to_end
 
+PICTURES_SHOWN = 16
+"""Images of an evaluation that trackers get."""
+
 
 def heldout_images(
     family: Family,
@@ -114,8 +117,8 @@ class HeldoutResult:
 
     metrics: dict[str, float]
     """Values by name."""
-    images: NDArray[np.float32]
-    """[P * I, 3, H, W] in [0, 1]; the I images of a prompt are consecutive."""
+    pictures: NDArray[np.uint8]
+    """The first images [N, H, W, 3], at most 16; [N, H, 2 W, 3] where each edits a picture, which is left of it."""
     decisive: float
     """Score of the first scorer that is not trained on; without any, the reward."""
 
@@ -169,7 +172,14 @@ class HeldoutEvaluation:
             decisive = metrics[f"heldout/{self._settings.heldout.scorers[0]}"]
         statistics = image_statistics(images, self._settings.heldout.images_per_prompt)
         metrics |= {f"heldout_images/{name}": value for name, value in statistics.items()}
-        return HeldoutResult(metrics, images, decisive)
+        return HeldoutResult(metrics, self._shown(images[:PICTURES_SHOWN]), decisive)
+
+    def _shown(self, images: NDArray[np.float32]) -> NDArray[np.uint8]:
+        """Pictures of the first images [N, 3, H, W], beside those that were edited."""
+        number = self._settings.heldout.images_per_prompt
+        sources = self._prompts.rows([i // number for i in range(len(images))]).sources(*images.shape[2:])
+        shown = as_pictures(images)
+        return shown if sources is None else np.concatenate([sources, shown], axis=2)
 
     def _sample_own(self, family: Family, times: Tensor, check: Check) -> _Share:
         """This process's images of the policy."""

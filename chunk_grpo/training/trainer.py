@@ -17,7 +17,6 @@ from chunk_grpo.core.dynamics import relative_l1
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.families.base import Family
 from chunk_grpo.families.prompts import PromptSet
-from chunk_grpo.image_files import as_pictures
 from chunk_grpo.progress import Meter
 from chunk_grpo.training.advantages import advantages_of, of_all_processes, rewards_of
 from chunk_grpo.training.base_distance import distance_from_base
@@ -52,9 +51,6 @@ from chunk_grpo.training.scoring import UnscoredError, Waits
 from chunk_grpo.training.sinks import open_sinks
 from chunk_grpo.training.stopping import GivenUpError
 from chunk_grpo.training.update import UpdateStats
-
-PICTURES_SHOWN = 16
-"""Largest number of held-out images that the trackers log."""
 
 _SAVE, _STOP = 1, 2
 """What a process asks of all of them in `Trainer._check`, and 0: nothing."""
@@ -299,7 +295,7 @@ class Trainer:
         if self._controller.goes_back:
             self._keep_or_go_back(verdict)
         metrics = evaluated.metrics | self._controller.metrics()
-        self._record(self._done, metrics, as_pictures(evaluated.images[:PICTURES_SHOWN]))
+        self._record(self._done, metrics, evaluated.pictures)
 
     def _keep_or_go_back(self, verdict: Verdict) -> None:
         """Keep the best state, or go back to it after a fall; take the controller's bounds."""

@@ -5,6 +5,7 @@ import re
 import time
 from dataclasses import replace
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from chunk_grpo.errors import DataError, TransientError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.reward import Reward
-from chunk_grpo.training import stopping
+from chunk_grpo.training import stopping, trainer
 from chunk_grpo.training.checkpoint import CheckpointStore
 from chunk_grpo.training.metrics import fidelity_metrics, warn_of_poor_fidelity
 from chunk_grpo.training.run import RunPaths, TrainingData
@@ -29,6 +30,23 @@ LORA = {"rank": 4, "alpha": 8.0, "targets": ("to_q", "to_v")}
 
 def series(made: Outcome, metric: str) -> dict[int, float]:
     return {iteration: value for iteration, name, value in made.rows if name == metric}
+
+
+def test_trackers_get_edited_pictures_beside_the_images(
+    train: Any, data: TrainingData, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two prompts with two images each: the source is left of both."""
+    shown: list[Any] = []
+    sink = SimpleNamespace(log=lambda _, metrics, images=None: shown.append(images), close=lambda **_: None)
+    monkeypatch.setattr(trainer, "open_sinks", lambda *_, **options: [sink])
+    grey = [lambda level=level: np.full((32, 32, 3), level, dtype=np.uint8) for level in (40, 200)]
+    edited = replace(data, heldout=replace(data.heldout, pictures=grey))
+    for case in (data, edited):
+        train(tmp_path / str(len(shown)), iterations=1, on=case, heldout={"every": 1, "images_per_prompt": 2})
+    plain, beside = (shown[first] for first in (0, len(shown) // 2))
+    assert beside.shape == (4, 32, 64, 3)
+    assert [row.mean() for row in beside[:, :, :32]] == [40, 40, 200, 200]
+    assert np.array_equal(beside[:, :, 32:], plain)
 
 
 class Falling(ScorerForTests):
