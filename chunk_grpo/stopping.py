@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, Literal, NoReturn
 
 from chunk_grpo import environment
-from chunk_grpo.errors import ConfigError, Stopped
+from chunk_grpo.errors import Stopped
 from chunk_grpo.guard import ask_for_signal_at_parents_end
 
 STOP_SECONDS = 600
@@ -35,12 +35,7 @@ def stop_seconds() -> float:
     Raises:
         ConfigError: The environment variable is not a whole number of at least 1.
     """
-    value = os.environ.get(environment.STOP_SECONDS, str(STOP_SECONDS))
-    if not value.isdecimal() or int(value) < 1:
-        raise ConfigError(
-            f"{environment.STOP_SECONDS}: must be a number of seconds, at least 1, got {value!r}"
-        )
-    return float(value)
+    return float(environment.whole_number(environment.STOP_SECONDS, STOP_SECONDS))
 
 
 class StopSignal:
