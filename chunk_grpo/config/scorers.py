@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
 
 from chunk_grpo.config.judges import QuestionsScorer, VlmJudgeScorer, WiseScorer
 from chunk_grpo.config.scorer_settings import (
@@ -28,6 +28,8 @@ from chunk_grpo.config.section import Fraction, Section, Text
 
 _VIT_H = Network(986_000_000, 2 * (0.632e9 * 257 + 0.354e9 * 77))
 """laion/CLIP-ViT-H-14-laion2B-s32B-b79K: 0.632 billion weights for 257 patches, 0.354 for 77 tokens."""
+_Share = Annotated[float, Field(ge=0, le=1)]
+_BOX = TypeAdapter(tuple[_Share, _Share, _Share, _Share])
 
 
 class ShapesScorer(ScorerSettings):
@@ -260,6 +262,51 @@ class OcrScorer(ScorerSettings):
         self.target(prompt, metadata)
 
 
+class PreservedScorer(ScorerSettings):
+    """How much of the edited picture is left, without a model."""
+
+    SCORER = "chunk_grpo.scorers.preserved:Preserved"
+    NETWORK = NO_NETWORK
+    DATA_FIELDS = ("box_field",)
+
+    kind: Literal["preserved"]
+    measure: Literal["pixels", "structure"]
+    """Measure. `pixels`: 1 less the mean absolute difference; `structure`: SSIM. Source: Wang et al. 2004, of SSIM."""
+    box_field: Text | None = None
+    """Field of the prompt's metadata with the box in which the edit is, [left, top, right, bottom] as shares of the
+    picture's sides: only pixels outside count. null: all count. Source: ours."""
+
+    @property
+    def value_scale(self) -> Scale:
+        """Scale of the values."""
+        return UNIT if self.measure == "pixels" else Scale("SSIM, 1: equal", -1, 1)
+
+    def box(self, prompt: str, metadata: Mapping[str, object]) -> tuple[float, float, float, float] | None:
+        """Box of the edit, of a list or its JSON text; None: there is no field. ValueError names field and rule."""
+        del prompt
+        if self.box_field is None:
+            return None
+        if self.box_field not in metadata:
+            raise ValueError(
+                f"needs the field {self.box_field!r} with the box of the edit (box_field names it)"
+            )
+        found = metadata[self.box_field]
+        try:
+            box = _BOX.validate_json(found) if isinstance(found, str) else _BOX.validate_python(found)
+        except ValidationError:
+            box = None
+        if box is None or not (box[0] < box[2] and box[1] < box[3]) or box == (0, 0, 1, 1):
+            raise ValueError(
+                f"field {self.box_field!r} must be [left, top, right, bottom] in shares of the sides, 0 to 1, left "
+                f"< right, top < bottom, and not the whole picture, got {found!r}"
+            )
+        return box
+
+    def check_data(self, prompt: str, metadata: Mapping[str, object]) -> None:
+        """Check that the prompt has the box of its edit."""
+        self.box(prompt, metadata)
+
+
 class ExternalScorer(RefusingScorer):
     """Scorer from outside this package."""
 
@@ -296,6 +343,7 @@ AnyScorer = Annotated[
     | GenEvalScorer
     | WiseScorer
     | OcrScorer
+    | PreservedScorer
     | VlmJudgeScorer
     | QuestionsScorer
     | ExternalScorer,

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from chunk_grpo.config import load_params
 from chunk_grpo.config.scorer_settings import Weights
-from chunk_grpo.config.scorers import AnyScorer
+from chunk_grpo.config.scorers import AnyScorer, PreservedScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.image_files import as_pictures
 from chunk_grpo.scorers.base import ScoreBatch
@@ -64,6 +64,7 @@ VERSIONS: dict[str, tuple[int, list[float]]] = {
     "ocr": (1, [1.0, 0.75, 0.0]),
     "vlm-judge": (1, [0.0364583, 0.171875, 0.414063]),
     "questions": (1, [0.0, 0.75, 0.0]),
+    "preserved": (1, [0.123351, 0.130862, 0.132182]),
 }
 """Kind to version and scores."""
 
@@ -89,6 +90,8 @@ FILES = {
     },
 }
 """Kind, field of its settings, and the files that the field's folder must hold."""
+
+PRESERVED = PreservedScorer(kind="preserved", measure="structure", splits=("eval",), batch_size=4)
 
 JUDGES = ("wise", "vlm-judge", "questions")
 """Kinds that ask an endpoint."""
@@ -172,6 +175,8 @@ def make(folder, settings, monkeypatch, models):
         def make(kind, key=None, **changes):
             if kind in SHAPES_SCORERS:
                 return shapes_scorer(kind, **changes)
+            if kind == "preserved":
+                return make_scorer(kind, PRESERVED.model_copy(update=changes))
             changes |= {"base_url": judge.url} if kind in JUDGES else {}
             made.append(make_scorer(key or kind, settings[kind].model_copy(update=changes)))
             return made[-1]
@@ -191,6 +196,7 @@ def test_every_built_in_scorer_is_pinned():
 def test_names(make):
     models = {"clip": "clip/clip", "hpsv2": "hpsv2.1", "geneval": "geneval-hf/detector"}
     models |= {
+        "preserved": "preserved/structure",
         "wise": "wise/legacy/tiny-judge",
         "vlm-judge": "vlm-judge/tiny-judge",
         "questions": "questions/tiny-judge",
@@ -216,7 +222,8 @@ def test_images_that_are_too_narrow_are_refused(kind, make):
     for height, width in ((8, 2048), (2048, 8), (1, 51), (0, 0)):
         images = np.zeros((len(given), height, width, 3), dtype=np.uint8)
         reason = f"{width} x {height} pixels: the longer side must be at most 50 times the shorter one"
-        assert scorer.score(replace(given, images=images)).refused == dict.fromkeys(range(len(given)), reason)
+        narrow = replace(given, images=images, sources=None if given.sources is None else images)
+        assert scorer.score(narrow).refused == dict.fromkeys(range(len(given)), reason)
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -357,6 +364,8 @@ def batch(kind: str) -> ScoreBatch:
         listed = [{"id": n, "question": f"Is it {n}?", "parents": [1] if n > 1 else []} for n in (1, 2, 3, 4)]
         metadata = [{"questions": listed}] * 3
     whole = ScoreBatch(pictures, [spec.prompt for spec in SPECS], metadata, [0, 1, 2])
+    if kind == "preserved":
+        whole = replace(whole, sources=(pictures // 2 + noise // 2))
     if kind not in SHAPES_SCORERS:
         return whole
     # Every picture with every caption, so that wrong ones are graded too.
