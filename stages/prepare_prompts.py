@@ -1,4 +1,4 @@
-"""Choose the prompts of every split: captions of the toy world, prompts from files, and benchmarks."""
+"""Choose the prompts of every split: of the toy world, from files and benchmarks; write the pictures they edit."""
 
 import functools
 import logging
@@ -15,7 +15,7 @@ from chunk_grpo.artifacts.pictures import write_pictures
 from chunk_grpo.config import Params
 from chunk_grpo.digests import Digests
 from chunk_grpo.families.tokens import token_limits
-from chunk_grpo.image_files import fitted, read_picture
+from chunk_grpo.image_files import as_pictures, fitted, read_picture
 from chunk_grpo.progress import Meter
 from chunk_grpo.prompts.checks import check_lengths
 from chunk_grpo.prompts.recorded import prompt_records
@@ -23,6 +23,7 @@ from chunk_grpo.prompts.scorer_data import check_scorer_data
 from chunk_grpo.prompts.splits import Split, splits_of
 from chunk_grpo.prompts.tables import compared_rows, findings_table, prompt_id, scheduled_rows, table_rows
 from chunk_grpo.recorded import require_model, require_unchanged
+from chunk_grpo.shapes.scene import Scene
 from stages._stage import reads, run_stage, writes
 
 _LOG = logging.getLogger(__name__)
@@ -43,21 +44,30 @@ class Arguments:
     findings: str = writes("CSV: every prompt that broke a rule")
 
 
+def drawn(scene: Scene) -> NDArray[np.uint8]:
+    """Picture [H, W, 3] of a scene of the toy world."""
+    from chunk_grpo.shapes.render import render  # here: importing torch takes seconds
+
+    picture: NDArray[np.uint8] = as_pictures(render([scene]).numpy())[0]
+    return picture
+
+
 def write_edited(splits: Sequence[Split], height: int, width: int, location: str) -> None:
     """Write the pictures that prompts edit, at the size of the images."""
-    paths = {
-        prompt_id(split.name, number): row.picture
+    pictures: dict[str, str | Scene] = {
+        prompt_id(split.name, number): picture
         for split in splits
         for number, row in enumerate(split.rows)
-        if row.picture is not None
+        if (picture := row.picture or row.scene) is not None
     }
-    with Meter("reading pictures", len(set(paths.values()))) as meter:
+    with Meter("reading pictures", len(set(pictures.values()))) as meter:
 
-        def read(path: str) -> NDArray[np.uint8]:
+        def read(picture: str | Scene) -> NDArray[np.uint8]:
             meter.advance()
-            return fitted(read_picture(Path(path)), height, width)
+            found = read_picture(Path(picture)) if isinstance(picture, str) else drawn(picture)
+            return fitted(found, height, width)
 
-        write_pictures(paths, read, location)
+        write_pictures(pictures, read, location)
 
 
 def main(params: Params, arguments: Arguments) -> None:

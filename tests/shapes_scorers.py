@@ -9,7 +9,7 @@ from chunk_grpo.scorers.base import Need, ScoreBatch, Scorer, Scores
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.scorers.running.registry import make_scorer
 
-SHAPES_SCORERS = ("shapes-exact", "shapes-graded", "shapes-vivid")
+SHAPES_SCORERS = ("shapes-exact", "shapes-graded", "shapes-vivid", "shapes-edit", "shapes-edit-graded")
 
 
 def shapes_scorer(kind: Any, batch_size: int = 256) -> Scorer:

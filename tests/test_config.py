@@ -38,6 +38,11 @@ EDITED = A_FILE | {"picture_field": "source"}
 OF_FILE: dict[str, object] = {"prompts.source": "file", "prompts.wise_count": 0, **only("shapes-vivid")}
 OF_COCO: dict[str, object] = {"prompts.source": "coco", "prompts.wise_count": 0, **only("shapes-graded")}
 COCO = {"kind": "coco", "count": 6, "seed": 0}
+OF_EDITS: dict[str, object] = {
+    "prompts.source": "shapes-edits",
+    "prompts.wise_count": 0,
+    **only("shapes-edit"),
+}
 LEGACY: dict[str, object] = {"kind": "wise", "version": "legacy", "paths": ["a.json"], "rewritten": []}
 LEGACY |= {"missing_ids": "refuse", "count": None}
 WISE: dict[str, object] = {"kind": "wise", "splits": ["more"], "batch_size": 8, "protocol": "legacy"}
@@ -277,6 +282,13 @@ OF_WISE = "judges prompts of wise only"
          "must have pictures to edit, as prompts.train_file has; set picture_field, or null for all"),
         ({**OF_FILE, "prompts.train_file": EDITED, "prompts.benchmarks.more": COCO}, "prompts.benchmarks.more",
          "must have pictures to edit, as prompts.train_file has"),
+        ({**OF_EDITS, "prompts.benchmarks.more": COCO}, "prompts.benchmarks.more",
+         "must have pictures to edit, as prompts.source has"),
+        ({**OF_EDITS, "model.width": 64}, "model.width", "must be 32 with prompts.source: shapes-edits, got 64"),
+        ({**OF_EDITS, "generate.height": 16}, "generate.height", "must be 32 with prompts.source: shapes-edits"),
+        ({**OF_EDITS, **only("shapes-exact")}, "scorers.shapes-exact.splits[0]",
+         "judges prompts of shapes only, got 'eval', whose prompts are of shapes-edits"),
+        (only("shapes-edit"), "scorers.shapes-edit.splits[0]", "judges prompts of shapes-edits only, got 'eval'"),
         (OF_COCO, "scorers.shapes-graded.splits[0]", "judges prompts of shapes only, got 'eval'"),
         ({**JUDGED, "train.heldout.scorers": ["judge"]}, "train.heldout.scorers[0]", OF_WISE),
         ({"prompts.benchmarks.wise": COCO}, "prompts.benchmarks.wise", "the other splits: train, eval, wise"),

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from chunk_grpo.config.problems import Problem
 from chunk_grpo.config.prompts import FilePrompts, PromptFile, PromptsParams
 
+SHAPES_EDITS = "shapes-edits"
+"""Source of edits of the toy world."""
+
 
 def prompt_files_fit_source(prompts: PromptsParams) -> Iterator[Problem]:
     """Prompt files need `source: file` or `geneval` and vice versa; wise_count needs `source: shapes`."""
@@ -61,9 +64,10 @@ def pictures_are_beside_a_file(prompts: PromptsParams) -> Iterator[Problem]:
 
 
 def all_prompts_edit_or_none(prompts: PromptsParams) -> Iterator[Problem]:
-    """If a prompt file has pictures to edit, all prompts have."""
+    """If a prompt file has pictures to edit, or the toy world makes edits, all prompts have."""
     files = prompt_files(prompts)
-    edits = [path for path, file in files if file.picture_field is not None]
+    edits: list[tuple[str, ...]] = [("prompts", "source")] if prompts.source == SHAPES_EDITS else []
+    edits += [path for path, file in files if file.picture_field is not None]
     others = [(*path, "picture_field") for path, file in files if file.picture_field is None]
     others += [
         ("prompts", "benchmarks", name)
@@ -79,7 +83,9 @@ def all_prompts_edit_or_none(prompts: PromptsParams) -> Iterator[Problem]:
 
 def edits(prompts: PromptsParams) -> bool:
     """Whether the prompts edit pictures."""
-    return any(file.picture_field is not None for _, file in prompt_files(prompts))
+    return prompts.source == SHAPES_EDITS or any(
+        file.picture_field is not None for _, file in prompt_files(prompts)
+    )
 
 
 def prompt_files(prompts: PromptsParams) -> list[tuple[tuple[str, ...], PromptFile]]:

@@ -125,9 +125,10 @@ AnyBenchmark = Annotated[
 class PromptsParams(Section):
     """Where the prompts come from, and how many go into each split."""
 
-    source: Literal["shapes", "coco", "file", "geneval"]
-    """Source of the train and eval splits: `shapes` generates captions of the toy world, `coco` generates prompts in
-    GenEval's form, `file` reads files, `geneval` files in GenEval's format."""
+    source: Literal["shapes", "shapes-edits", "coco", "file", "geneval"]
+    """Source of the train and eval splits: `shapes` generates captions of the toy world, `shapes-edits` edits of its
+    pictures, for a family that edits and images of 32 x 32 pixels; `coco` generates prompts in GenEval's form, `file`
+    reads files, `geneval` files in GenEval's format."""
     train_file: PromptFile | None = None
     """File of the train split; null unless `source` is `file` or `geneval`."""
     eval_file: PromptFile | None = None

@@ -23,6 +23,7 @@ from chunk_grpo.config.models import (
 from chunk_grpo.config.policies import AnyPolicy
 from chunk_grpo.config.problems import Problem, known_name
 from chunk_grpo.config.prompt_rules import (
+    SHAPES_EDITS,
     all_prompts_edit_or_none,
     benchmark_names_are_free,
     pictures_are_beside_a_file,
@@ -59,9 +60,14 @@ from chunk_grpo.core.choices import MIN_GUIDED_SIZE
 Rule: TypeAlias = Callable[..., Iterator[Problem]]
 Scorers: TypeAlias = Mapping[str, AnyScorer]
 
+TOY_SIZE = 32
+"""Side of the toy world's pictures, in pixels."""
+
 JUDGED_PROMPTS: Mapping[str, tuple[str, ...]] = {
     "shapes-exact": ("shapes",),
     "shapes-graded": ("shapes",),
+    "shapes-edit": ("shapes-edits",),
+    "shapes-edit-graded": ("shapes-edits",),
     "geneval": ("geneval", "coco"),
     "wise": ("wise",),
     "questions": ("dpg", "file"),
@@ -99,6 +105,18 @@ def policy_names_are_free(policies: Mapping[str, AnyPolicy], variants: Variants)
         if name in variants or name in RESERVED_VARIANTS:
             what = "a variant" if name in variants else RESERVED_VARIANTS[name]
             yield Problem(("policies", name), f"this name means {what}; choose another")
+
+
+def toy_edits_have_one_size(
+    model: ModelParams, generate: GenerateParams, prompts: PromptsParams
+) -> Iterator[Problem]:
+    """Edits of the toy world are judged in pixels of its pictures."""
+    for section, sizes in (("model", model), ("generate", generate)):
+        for side in ("height", "width"):
+            if prompts.source == SHAPES_EDITS and (got := getattr(sizes, side)) != TOY_SIZE:
+                yield Problem(
+                    (section, side), f"must be {TOY_SIZE} with prompts.source: {SHAPES_EDITS}, got {got}"
+                )
 
 
 def scorers_exist(
@@ -295,6 +313,7 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (benchmark_names_are_free, ("prompts",)),
     (pictures_are_beside_a_file, ("prompts",)),
     (all_prompts_edit_or_none, ("prompts",)),
+    (toy_edits_have_one_size, ("model", "generate", "prompts")),
     (plans_fit_steps, ("chunks", "sampling")),
     (variant_names_are_free, ("variants",)),
     (variant_plans_exist, ("variants", "chunks")),

@@ -33,17 +33,17 @@ _BOX = TypeAdapter(tuple[_Share, _Share, _Share, _Share])
 
 
 class ShapesScorer(ScorerSettings):
-    """Scorer of the toy world: exact rules, a smooth grade of them, or vividness."""
+    """Scorer of the toy world: exact rules of captions or of edits, a smooth grade of them, or vividness."""
 
     SCORER = "chunk_grpo.scorers.shapes:shapes_scorer"
     NETWORK = NO_NETWORK
 
-    kind: Literal["shapes-exact", "shapes-graded", "shapes-vivid"]
+    kind: Literal["shapes-exact", "shapes-graded", "shapes-vivid", "shapes-edit", "shapes-edit-graded"]
 
     @property
     def value_scale(self) -> Scale:
         """Scale of the values."""
-        return RIGHT_OR_NOT if self.kind == "shapes-exact" else UNIT
+        return RIGHT_OR_NOT if self.kind in ("shapes-exact", "shapes-edit") else UNIT
 
 
 class ClipScorer(ScorerSettings):

@@ -35,5 +35,5 @@ def edits_nothing(name: str) -> ConfigError:
     """Error of a family, by its name or that of its module, that gets pictures to edit and takes none."""
     return ConfigError(
         f"model.family: {name.rpartition('.')[2]} edits no pictures; choose a family that does (docs/families.md), "
-        "or remove `picture_field` of the prompt files"
+        "or prompts without pictures"
     )

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, TypeAlias
 
+from chunk_grpo.shapes.scene import Scene
+
 Unit: TypeAlias = Literal["line", "row", "prompt"]
 """Unit of line numbers, from 1: lines of a file, rows of a JSON array or a Parquet table, or prompts of a generator."""
 
@@ -30,7 +32,9 @@ class PromptRow:
     source: str
     """Path, URL or hub file of the prompt, or name of a generator."""
     picture: str | None = None
-    """Path of the picture that it says how to edit; None: it draws a new image."""
+    """Path of the picture that it says how to edit; None: it has no file."""
+    scene: Scene | None = None
+    """Scene of the toy world that it says how to edit; without both it draws a new image."""
 
 
 @dataclass(frozen=True)

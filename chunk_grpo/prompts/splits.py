@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from chunk_grpo.config.prompts import (
     AnyBenchmark,
@@ -30,6 +30,8 @@ from chunk_grpo.prompts.pictures import check_pictures
 from chunk_grpo.prompts.read import PromptSource, read_prompt_file
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptReport, PromptRow
 from chunk_grpo.prompts.wise import read_wise
+from chunk_grpo.seeding import derive_seed
+from chunk_grpo.shapes.edits import EDIT_KINDS, all_instructions, draw_edit
 from chunk_grpo.shapes.prompts import CATEGORIES, PromptSpec, all_prompts, knowledge_prompts
 
 Limits: TypeAlias = Callable[[], TokenLimits]
@@ -37,6 +39,9 @@ Limits: TypeAlias = Callable[[], TokenLimits]
 
 Content: TypeAlias = Callable[[PromptRow], Hashable]
 """Function that returns what a prompt asks for."""
+
+
+Drawn = TypeVar("Drawn")
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,8 @@ def splits_of(settings: PromptsParams, limits: Limits, shape: tuple[int, int]) -
     read = partial(_read, settings, limits, shape)
     if settings.source == "shapes":
         yield from _shapes(settings)
+    elif settings.source == "shapes-edits":
+        yield from _edits(settings)
     elif settings.source == "coco":
         yield Split("train", coco_prompts(settings.train_count, settings.seed, "train"))
         yield Split("eval", coco_prompts(settings.eval_count, settings.seed, "eval"))
@@ -85,17 +92,42 @@ def _shapes(settings: PromptsParams) -> Iterator[Split]:
         yield Split("wise", _balanced([knowledge_prompts()], settings.wise_count, rng))
 
 
+def _edits(settings: PromptsParams) -> Iterator[Split]:
+    """Train prompts (instructions not held out) and eval prompts (held-out ones), each with a scene of its own.
+
+    The kinds of edits are equally frequent. A scene depends on the prompt's split and number, not on the counts.
+    """
+    for name, held_out in (("train", False), ("eval", True)):
+        pools = [
+            [i for i in all_instructions() if i.kind == kind and i.held_out is held_out]
+            for kind in EDIT_KINDS
+        ]
+        rng = random.Random(derive_seed("shapes-edits", settings.seed, name))
+        count = settings.eval_count if held_out else settings.train_count
+        edits = [draw_edit(instruction, rng) for instruction in _in_turn(pools, count, rng)]
+        rows = [
+            PromptRow(e.prompt, e.kind, e.metadata(), n, "shapes-edits", scene=e.source)
+            for n, e in enumerate(edits, 1)
+        ]
+        yield Split(name, rows)
+
+
 def _balanced(pools: Sequence[Sequence[PromptSpec]], count: int, rng: random.Random) -> list[PromptRow]:
-    """Draw `count` captions from the pools in turn; a caption repeats only when its pool is exhausted."""
-    piles: list[list[PromptSpec]] = [[] for _ in pools]
-    chosen = []
+    """Rows of captions drawn from the pools in turn."""
+    return [
+        PromptRow(spec.prompt, spec.category, spec.metadata(), number, "shapes")
+        for number, spec in enumerate(_in_turn(pools, count, rng), 1)
+    ]
+
+
+def _in_turn(pools: Sequence[Sequence[Drawn]], count: int, rng: random.Random) -> Iterator[Drawn]:
+    """Draw `count` texts from the pools in turn; a text repeats only when its pool is exhausted."""
+    piles: list[list[Drawn]] = [[] for _ in pools]
     for number in range(count):
         pile = piles[number % len(pools)]
         if not pile:
             pile += rng.sample(list(pools[number % len(pools)]), len(pools[number % len(pools)]))
-        spec = pile.pop()
-        chosen.append(PromptRow(spec.prompt, spec.category, spec.metadata(), number + 1, "shapes"))
-    return chosen
+        yield pile.pop()
 
 
 def _files(settings: PromptsParams, read_file: Callable[..., CheckedPrompts]) -> Iterator[Split]:

@@ -28,7 +28,12 @@ Overall = Literal["categories", "prompts"]
 """Unweighted mean over categories (GenEval), or mean over prompts (WISE, whose weights are its category sizes if all
 its prompts are scored)."""
 
-OVERALL: dict[str, Overall] = {"shapes-exact": "categories", "geneval": "categories", "wise": "prompts"}
+OVERALL: dict[str, Overall] = {
+    "shapes-exact": "categories",
+    "shapes-edit": "categories",
+    "geneval": "categories",
+    "wise": "prompts",
+}
 """Kinds of scorers that are reported by category, with the definition of the overall score."""
 
 

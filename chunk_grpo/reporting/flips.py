@@ -73,7 +73,8 @@ def flips_of(
     won = [name for name in both if before[name] < after[name]]
     lost = [name for name in both if before[name] > after[name]]
 
-    has_rules = scorer in {use.name for use in settings.measured if use.kind == "shapes-exact"}
+    kind = next(use.kind for use in settings.measured if use.name == scorer)
+    has_rules = kind in ("shapes-exact", "shapes-edit")
     records = _metadata(evidence) if has_rules else {}
 
     def rows(names: list[str], wrong: int) -> tuple[Flip, ...]:
@@ -81,7 +82,7 @@ def flips_of(
         images = {p: first_images(p, evidence.images[p], chosen) for p in (BASE, variant)}
         shown = grid_rows(chosen, columns, images, texts, book, settings.scorers, evidence.pictures)
         rules = [
-            _rule(row.pictures[wrong], row.prompt, records[name]) if has_rules else None
+            _rule(kind, row.pictures[wrong], row.prompt, records[name]) if has_rules else None
             for name, row in zip(chosen, shown, strict=True)
         ]
         return tuple(Flip(row, rule or _scores(row)) for row, rule in zip(shown, rules, strict=True))
@@ -94,15 +95,19 @@ def _metadata(evidence: Evidence) -> dict[str, str]:
     return dict(zip(table["prompt_id"].to_pylist(), table["metadata"].to_pylist(), strict=True))
 
 
-def _rule(picture: Picture, prompt: str, metadata: str) -> str | None:
+def _rule(kind: str, picture: Picture, prompt: str, metadata: str) -> str | None:
     """The rule of the shapes world that an image breaks; None if none or the image was reduced for the page."""
     from chunk_grpo.shapes.detect import detect  # here: importing torch takes seconds
+    from chunk_grpo.shapes.edit_judge import judge_edit
+    from chunk_grpo.shapes.edits import parse_edit
     from chunk_grpo.shapes.judge import broken_rule
     from chunk_grpo.shapes.prompts import parse_metadata
 
     if not picture.pixelated:
         return None
     pixels = np.asarray(picture.image, dtype=np.float32).transpose(2, 0, 1) / np.float32(255)
+    if kind == "shapes-edit":
+        return judge_edit(pixels, parse_edit(prompt, json.loads(metadata))).fault
     return broken_rule(detect(pixels), parse_metadata({**json.loads(metadata), "prompt": prompt}))
 
 

@@ -75,6 +75,13 @@ def _palettes() -> tuple[Array, Array]:
     return np.array(list(BACKGROUNDS.values())) / 255, np.array(list(COLOURS.values())) / 255
 
 
+def background_of(image: NDArray[np.floating]) -> str:
+    """Name of the background that is nearest to the median of the border of an image [3, H, W] in [0, 1]."""
+    border = np.concatenate([image[:, 0], image[:, -1], image[:, :, 0], image[:, :, -1]], axis=1)
+    away = np.linalg.norm(_palettes()[0] - np.median(border, axis=1), axis=1)
+    return list(BACKGROUNDS)[int(away.argmin())]
+
+
 def _templates(centroid: Array, area: float, size: tuple[int, int]) -> tuple[Array, Array]:
     """Coverage, box centre and radius of every shape with the given area and centroid.
 
@@ -101,9 +108,7 @@ def detect(image: NDArray[np.floating]) -> list[Detection]:
     """
     pixels = np.asarray(image, dtype=np.float64)
     backgrounds, colours = _palettes()
-    border = np.concatenate([pixels[:, 0], pixels[:, -1], pixels[:, :, 0], pixels[:, :, -1]], axis=1)
-    middle = np.median(border, axis=1)
-    background = backgrounds[np.linalg.norm(backgrounds - middle, axis=1).argmin()]
+    background = backgrounds[list(BACKGROUNDS).index(background_of(pixels))]
     distance = np.linalg.norm(pixels - background[:, None, None], axis=0)
     labels, count = ndimage.label(distance > _FOREGROUND_DISTANCE, structure=np.ones((3, 3)))
     found = []

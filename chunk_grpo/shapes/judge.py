@@ -15,7 +15,8 @@ from chunk_grpo.shapes.scene import COLOURS, SHAPES
 POSITION_MARGIN = 0.1
 """GenEval's margin: fraction of the two boxes' summed sides that is subtracted from offsets."""
 
-_CLUTTER_FACTOR = 0.9
+CLUTTER_FACTOR = 0.9
+"""Factor of a grade for each thing too many."""
 
 
 def exact_score(detections: list[Detection], spec: PromptSpec) -> bool:
@@ -109,15 +110,19 @@ def graded_score(detections: list[Detection], spec: PromptSpec) -> float:
             grade /= 1 + math.exp(-8 * (margin - 0.5))
         total += grade
     surplus = max(len(detections) - len(wanted), 0)
-    return total / len(wanted) * float(_CLUTTER_FACTOR**surplus)
+    return total / len(wanted) * float(CLUTTER_FACTOR**surplus)
 
 
 def _grade(detection: Detection, demand: Demand) -> float:
-    outline = (float(detection.overlaps[SHAPES.index(demand.shape)]) - 0.4) / 0.6
     colour = 1.0
     if demand.colour:
         colour = float(detection.colour_likelihoods[list(COLOURS).index(demand.colour)])
-    return max(outline, 0.0) * colour
+    return outline_grade(detection, demand.shape) * colour
+
+
+def outline_grade(detection: Detection, shape: str) -> float:
+    """Overlap with a shape's outline, rescaled from [0.4, 1] to [0, 1]."""
+    return max((float(detection.overlaps[SHAPES.index(shape)]) - 0.4) / 0.6, 0.0)
 
 
 def vividness(image: NDArray[np.floating]) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import TypeAlias
 
 from chunk_grpo.shapes.prompts import PromptSpec
 from chunk_grpo.shapes.scene import BACKGROUNDS, COLOURS, MAX_RADIUS, MIN_RADIUS, SIZE, Scene, Thing
@@ -12,6 +14,9 @@ GAP = 2.0
 
 FOLLOWS = "follows"
 """Relation used by `left_to_right`: to the right of the first object, at any height."""
+
+Wanted: TypeAlias = tuple[str, str | None, str | None]
+"""Shape of a thing, its colour and its relation to the first thing; None: any."""
 
 _ATTEMPTS = 200
 
@@ -32,14 +37,27 @@ def sample_scene(spec: PromptSpec, rng: random.Random, *, left_to_right: bool = 
         for number, demand in enumerate(spec.demands)
         for _ in range(demand.count)
     ]
+    return place_things(wanted, rng)
+
+
+def place_things(wanted: Sequence[Wanted], rng: random.Random) -> Scene:
+    """Draw a scene of the wanted things, in their order; what they leave open is random.
+
+    Args:
+        wanted: Shape, colour and relation to the first thing of each; None: any.
+        rng: Random generator.
+
+    Raises:
+        RuntimeError: No layout was found.
+    """
     for _ in range(_ATTEMPTS):
         things = _place(wanted, rng)
         if things is not None:
             return Scene(rng.choice(sorted(BACKGROUNDS)), things)
-    raise RuntimeError(f"no layout found for {spec.prompt!r} in {_ATTEMPTS} attempts")
+    raise RuntimeError(f"no layout found for {list(wanted)} in {_ATTEMPTS} attempts")
 
 
-def _place(wanted: list[tuple[str, str | None, str | None]], rng: random.Random) -> tuple[Thing, ...] | None:
+def _place(wanted: Sequence[Wanted], rng: random.Random) -> tuple[Thing, ...] | None:
     things: list[Thing] = []
     for shape, colour, relation in wanted:
         for _ in range(30):

@@ -33,11 +33,11 @@ def scores(of: Mapping[int, Mapping[str, float | None]]) -> Values:
     }
 
 
-def images(folder: Path, policy: str, mode: str, seeds: tuple[int, ...]) -> str:
+def images(folder: Path, policy: str, mode: str, seeds: tuple[int, ...], side: int = 8) -> str:
     rows = [
         {
             "policy": policy, "mode": mode, "train_seed": seed, "prompt_id": name, "sample": 0, "seed": 5,
-            "image": {"bytes": png(8), "path": "a.png"},
+            "image": {"bytes": png(side), "path": "a.png"},
         }
         for seed in seeds
         for name in IDS
@@ -53,11 +53,19 @@ def found(
     """Flips of two training seeds, of which the second one would count otherwise."""
     other = dict.fromkeys(IDS, 0.0)
     book = score_book(scores({-1: BASE_SCORES}), scorer="s", v=scores({1: tuned, 2: other}))
-    paths = {"base": images(folder, "base", "base", (-1,)), "v": images(folder, "v", "tuned", (2, 1))}
+    edits = kind == "shapes-edit"
+    side = 32 if edits else 8
+    paths = {
+        "base": images(folder, "base", "base", (-1,), side),
+        "v": images(folder, "v", "tuned", (2, 1), side),
+    }
     settings: Any = SimpleNamespace(
         variants=("u", "v"), scorers=("s",), seed=seed, measured=(SimpleNamespace(name="s", kind=kind),)
     )
     demands = json.dumps({"tag": "single_object", "include": [{"class": "cross", "count": 1}]})
+    thing = {"shape": "cross", "colour": "red", "x": 9.0, "y": 9.0, "radius": 5.0}
+    edit = {"tag": "recolour", "to": "blue", "source": {"background": "white", "things": [thing]}}
+    demands = json.dumps(edit) if edits else demands
     table = pa.table({"prompt_id": IDS, "metadata": [demands] * len(IDS)})
     evidence: Any = SimpleNamespace(images=paths, pictures=None, prompts=SimpleNamespace(table=table))
     return flips_of(evidence, settings, PROMPTS, book, dict(zip(IDS, CAPTIONS, strict=True)))
@@ -81,6 +89,12 @@ def test_the_toy_scorer_names_the_rule_that_the_wrong_image_breaks(tmp_path: Pat
     assert flips is not None
     reasons = {flip.reason for flip in (*flips.won_rows, *flips.lost_rows)}
     assert {reason.partition(":")[0] for reason in reasons} == {"no cross"}
+
+
+def test_the_scorer_of_toy_edits_names_its_rule_too(tmp_path: Path) -> None:
+    flips = found(tmp_path, kind="shapes-edit")
+    assert flips is not None and flips.has_rules
+    assert {flip.reason for flip in (*flips.won_rows, *flips.lost_rows)} == {"no blue cross"}
 
 
 def test_shown_prompts_depend_on_the_seed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from chunk_grpo.image_files import as_pictures
 from chunk_grpo.scorers.base import ScoreBatch
 from chunk_grpo.scorers.contract import check_contract
 from chunk_grpo.scorers.running.registry import make_scorer
+from chunk_grpo.shapes.edits import Edit
 from chunk_grpo.shapes.prompts import all_prompts
 from chunk_grpo.shapes.render import render
 from chunk_grpo.shapes.scene import Scene, Thing
@@ -40,6 +41,13 @@ SCENES = [
     Scene("white", (Thing("cross", "purple", 9, 24, 4), Thing("triangle", "yellow", 22, 7, 6))),
 ]
 PICTURES = as_pictures(render(SCENES).numpy())
+CIRCLE = Thing("circle", "green", 16, 16, 5)
+EDITS = [
+    Edit("make the circle red", "recolour", "red", Scene("white", (CIRCLE,))),
+    Edit("make the green square a cross", "replace", "cross", SCENES[1]),
+    Edit("remove the circle", "remove", None, Scene("white", (replace(CIRCLE, x=9, y=8), *SCENES[2].things))),
+]
+"""The first and third picture are right edits; the second one is not edited."""
 BY_TEXT = {spec.prompt: spec for spec in all_prompts()}
 SPECS = [BY_TEXT[text] for text in ("a red circle", "two squares", "a yellow triangle")]
 
@@ -53,6 +61,8 @@ VERSIONS: dict[str, tuple[int, list[float]]] = {
         1,
         [0.210172, 0.210172, 0.210172, 0.428922, 0.428922, 0.428922, 0.295343, 0.295343, 0.295343],
     ),
+    "shapes-edit": (1, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]),
+    "shapes-edit-graded": (1, [0.994127, 0.0, 0.0, 0.0, 0.206928, 0.0, 0.0, 0.0, 0.97754]),
     "clip": (1, [0.281104, 0.259677, -0.0277858]),
     "pickscore": (1, [28.1112, 25.9685, -2.77867]),
     "imagereward": (1, [5.55347, -0.496454, -4.25025]),
@@ -363,7 +373,10 @@ def batch(kind: str) -> ScoreBatch:
     if kind == "questions":
         listed = [{"id": n, "question": f"Is it {n}?", "parents": [1] if n > 1 else []} for n in (1, 2, 3, 4)]
         metadata = [{"questions": listed}] * 3
-    whole = ScoreBatch(pictures, [spec.prompt for spec in SPECS], metadata, [0, 1, 2])
+    prompts = [spec.prompt for spec in SPECS]
+    if kind in ("shapes-edit", "shapes-edit-graded"):
+        prompts, metadata = [edit.prompt for edit in EDITS], [edit.metadata() for edit in EDITS]
+    whole = ScoreBatch(pictures, prompts, metadata, [0, 1, 2])
     if kind == "preserved":
         whole = replace(whole, sources=(pictures // 2 + noise // 2))
     if kind not in SHAPES_SCORERS:

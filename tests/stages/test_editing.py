@@ -1,6 +1,7 @@
 """An editing set of one's own runs through all stages: a table of prompts and pictures, and a reward of both."""
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,14 @@ from PIL import Image
 
 from chunk_grpo.artifacts import read_table
 from chunk_grpo.artifacts.embeddings import open_embeddings
-from chunk_grpo.image_files import decode_image, fitted, read_picture
+from chunk_grpo.artifacts.pictures import open_pictures
+from chunk_grpo.image_files import as_pictures, decode_image, fitted, read_picture
+from chunk_grpo.scorers.base import ScoreBatch
+from chunk_grpo.shapes.edits import parse_edit
+from chunk_grpo.shapes.render import render
 from tests.conftest import ORDER, Workspace
 from tests.families.parity import load, module_of
+from tests.shapes_scorers import shapes_scorer
 
 KONTEXT = "flux_kontext"
 REWARD = '''
@@ -87,6 +93,31 @@ def test_pictures_reach_network_reward_and_report(editing: Workspace, tmp_path: 
     page = (editing.artifacts / "report" / "index.html").read_text()
     assert '<th scope="col">source</th>' in page
     assert "make it red: source" in page
+
+
+def test_edits_of_the_toy_world_bring_their_pictures(editing: Workspace) -> None:
+    def toy_edits(raw: dict[str, Any]) -> None:
+        raw["prompts"].update(source="shapes-edits", train_file=None)
+        raw["scorers"] = {"exact": {"kind": "shapes-edit", "splits": ["eval"], "batch_size": 8}}
+        raw["rewards"] = {"exact": 1.0}
+
+    editing.edit(toy_edits)
+    for stage in ("inputs", "prepare_prompts"):
+        assert editing.run(stage) == 0, stage
+    prompts = read_table(str(editing.artifacts / "prompts" / "evaluation.parquet"), "prompts").to_pylist()
+    with open_pictures(editing.artifacts / "prompts" / "pictures") as found:
+        sources = np.stack([read_picture(found[prompt["prompt_id"]]) for prompt in prompts])
+    edits = [parse_edit(prompt["prompt"], json.loads(prompt["metadata"])) for prompt in prompts]
+    assert np.array_equal(sources, as_pictures(render([edit.source for edit in edits]).numpy()))
+    results = as_pictures(render([edit.result for edit in edits]).numpy())
+    for images, scores in ((sources, (0, 0, 1)), (results, (1, 1, 1))):
+        metadata = [json.loads(prompt["metadata"]) for prompt in prompts]
+        batch = ScoreBatch(images, [p["prompt"] for p in prompts], metadata, range(len(prompts)), sources)
+        scored = shapes_scorer("shapes-edit").score(batch)
+        for values, value in zip(
+            (scored.values, *map(scored.details.get, ("asked", "kept"))), scores, strict=True
+        ):
+            assert values is not None and set(values) == {value}
 
 
 def test_a_family_that_edits_nothing_is_refused_before_any_work(
