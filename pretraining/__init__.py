@@ -1,1 +1,1 @@
-"""Recipe of assets/tiny-flux and assets/tiny-sd3, in steps `python -m pretraining.STEP` that `dvc repro` runs."""
+"""Recipe of the toy checkpoints, in steps `python -m pretraining.STEP` that `dvc repro` runs."""

@@ -12,7 +12,7 @@ import torch
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
 
 from pretraining.common import Curve
-from pretraining.text_encoders import Learner, build_tokenizers, learn_attributes
+from pretraining.text_encoders import Learner, build_tokenizers, caption_lessons, captions, learn_attributes
 from pretraining.toys import SD3, SHIPPED, Toy, load_toy
 
 COPIED = {"vae": "vae", "text_encoder_2": "text_encoder_3", "tokenizer_2": "tokenizer_3"}
@@ -40,7 +40,7 @@ def train(toy: Toy) -> None:
         shutil.copytree(SHIPPED / source, toy.checkpoint / target, dirs_exist_ok=True)
     torch.manual_seed(toy.params["seed"])
     # The toy FLUX's, cut to fewer tokens: the network reads all of CLIP's tokens here, padding too.
-    tokens, _ = build_tokenizers(toy.params["text"])
+    tokens, _ = build_tokenizers(toy.params["text"], captions())
     models = {name: build(toy, tokens).to(toy.device) for name in CLIPS}
     learners = [
         Learner(
@@ -48,7 +48,7 @@ def train(toy: Toy) -> None:
         )
         for name, model in models.items()
     ]
-    learn_attributes(learners, toy, Curve(toy.curve("clip_encoders")))
+    learn_attributes(learners, caption_lessons(), toy, Curve(toy.curve("clip_encoders")))
     for name, model in models.items():
         model.half().save_pretrained(toy.checkpoint / name)
         tokens.save_pretrained(toy.checkpoint / CLIPS[name])

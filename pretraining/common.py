@@ -6,21 +6,24 @@ import json
 import random
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import yaml
 from torch import Tensor
 
+from chunk_grpo.shapes.edits import EDIT_KINDS, Edit, all_instructions, draw_edit
 from chunk_grpo.shapes.layout import sample_scene
 from chunk_grpo.shapes.prompts import CATEGORIES, PromptSpec, all_prompts
 from chunk_grpo.shapes.render import render
 
 FOLDER = Path(__file__).parent
 
+Spec = TypeVar("Spec", PromptSpec, Edit)
+
 
 def read_params() -> dict[str, Any]:
-    """Read the recipe's parameters, of both checkpoints."""
+    """Read the recipe's parameters, of all checkpoints."""
     params: dict[str, Any] = yaml.safe_load((FOLDER / "params.yaml").read_text(encoding="utf-8"))
     return params
 
@@ -32,8 +35,19 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+class Batch(NamedTuple, Generic[Spec]):
+    """B texts and images to learn from."""
+
+    specs: list[Spec]
+    """Captions or edits."""
+    images: Tensor
+    """[B, 3, H, W] in [-1, 1]."""
+    sources: Tensor | None = None
+    """The pictures that the instructions edit, as `images`; None: captions edit none."""
+
+
 class SceneStream:
-    """Endless batches of (caption, image)."""
+    """Endless batches of captions and images."""
 
     def __init__(
         self,
@@ -55,13 +69,33 @@ class SceneStream:
         self._weights = [(weights or {}).get(category, 1.0) for category in CATEGORIES]
         self._by_category = [[p for p in prompts if p.category == category] for category in CATEGORIES]
 
-    def batch(self, size: int) -> tuple[list[PromptSpec], Tensor]:
-        """Draw `size` captions and their images [B, 3, H, W] in [-1, 1]."""
+    def batch(self, size: int) -> Batch[PromptSpec]:
+        """Draw `size` captions and their images."""
         pools = self._rng.choices(self._by_category, self._weights, k=size)
         specs = [self._rng.choice(pool) for pool in pools]
         scenes = [sample_scene(spec, self._rng, left_to_right=self._left_to_right) for spec in specs]
-        images = render(scenes, self._device)
-        return specs, images * 2 - 1
+        return Batch(specs, render(scenes, self._device) * 2 - 1)
+
+
+class EditStream:
+    """Endless batches of instructions, the pictures that they edit, and what they ask for."""
+
+    def __init__(self, seed: int, device: torch.device, weights: dict[str, float] | None = None) -> None:
+        """Start the stream at `seed`; pictures are rendered on `device`. `weights` as in `SceneStream`, by kind."""
+        self._rng = random.Random(seed)
+        self._device = device
+        self._weights = [(weights or {}).get(kind, 1.0) for kind in EDIT_KINDS]
+        self._by_kind = [[i for i in all_instructions() if i.kind == kind] for kind in EDIT_KINDS]
+
+    def batch(self, size: int) -> Batch[Edit]:
+        """Draw `size` instructions and their pictures."""
+        pools = self._rng.choices(self._by_kind, self._weights, k=size)
+        edits = [draw_edit(self._rng.choice(pool), self._rng) for pool in pools]
+        images, sources = (
+            render([getattr(edit, name) for edit in edits], self._device) * 2 - 1
+            for name in ("result", "source")
+        )
+        return Batch(edits, images, sources)
 
 
 class Curve:

@@ -14,13 +14,16 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel, SD3Transformer2DModel
 from torch import nn
 
+from chunk_grpo.families.base import LoadOptions
+from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.seeding import derive_seed
+from chunk_grpo.shapes.prompts import all_prompts
 from chunk_grpo.shapes.scene import SIZE
-from pretraining.toys import FLUX, SD3, Toy, command_line, load_toy
+from pretraining.toys import FLUX, KONTEXT, SD3, SHIPPED, Toy, command_line, load_toy
 
 PATCH = 2
 Network: TypeAlias = FluxTransformer2DModel | SD3Transformer2DModel
-COMPONENTS = {
+COMPONENTS: dict[str, dict[str, list[str]]] = {
     FLUX: {
         "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
         "text_encoder": ["transformers", "CLIPTextModel"],
@@ -42,6 +45,7 @@ COMPONENTS = {
         "vae": ["diffusers", "AutoencoderKL"],
     },
 }
+COMPONENTS[KONTEXT] = COMPONENTS[FLUX]
 
 
 def save_network(network: Network, folder: Path) -> None:
@@ -53,7 +57,12 @@ def save_network(network: Network, folder: Path) -> None:
 
 
 def build(toy: Toy) -> Network:
-    """Build a network with zero modulations and output, so that every block starts as the identity."""
+    """Build a network with zero modulations and output, so that every block starts as the identity.
+
+    The toy that edits starts from the toy FLUX, which draws the same things.
+    """
+    if toy.name == KONTEXT:
+        return _shipped()
     network: Network = _flux(toy.params) if toy.name == FLUX else _sd3(toy.params)
     for module in network.modules():
         if isinstance(module, nn.Linear):
@@ -80,6 +89,21 @@ def _flux(params: dict[str, Any]) -> FluxTransformer2DModel:
         guidance_embeds=True,
         axes_dims_rope=tuple(settings["rope_axes"]),
     )
+
+
+@torch.no_grad()
+def _shipped() -> FluxTransformer2DModel:
+    """The shipped toy FLUX's network, for other texts: its pooled text vector starts as the mean of all captions.
+
+    Other pooled vectors would throw the modulations, which hardly depend on captions, out of the range that they know.
+    """
+    family = FluxFamily.load(LoadOptions(str(SHIPPED), height=SIZE, width=SIZE, max_sequence_length=8))
+    network: FluxTransformer2DModel = family.transformer
+    embedder = network.time_text_embed.text_embedder
+    mean = embedder(family.encode([spec.prompt for spec in all_prompts()])["pooled"]).mean(dim=0)
+    embedder.linear_2.weight.zero_()
+    embedder.linear_2.bias.copy_(mean)
+    return network
 
 
 def _sd3(params: dict[str, Any]) -> SD3Transformer2DModel:

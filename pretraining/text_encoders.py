@@ -3,7 +3,8 @@
 The attributes (shapes, colours, numbers, relation) are predicted from the pooled outputs of both encoders. Only this
 step trains on knowledge phrases ("coloured like a ripe banana").
 
-`python -m pretraining.text_encoders`; `pretraining.clip_encoders` is the step of the toy SD3.
+`python -m pretraining.text_encoders`; `pretraining.clip_encoders` is the step of the toy SD3,
+`pretraining.edit_encoders` that of the toy that edits.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer, T5Config, T5EncoderModel, T5Tokenizer
 
+from chunk_grpo.shapes.edits import Instruction
 from chunk_grpo.shapes.prompts import CATEGORIES, RELATIONS, PromptSpec, all_prompts, knowledge_prompts
 from chunk_grpo.shapes.scene import COLOURS, SHAPES
 from pretraining.common import Curve, cosine_with_warmup
@@ -30,10 +32,17 @@ CLIP_MARKS = {"<|startoftext|>": 0, "<|endoftext|>": 1}
 HEADS = {"shape": len(SHAPES) + 1, "colour": len(COLOURS) + 1, "count": 5, "relation": len(RELATIONS) + 1}
 SLOTS = 2
 
+Text = TypeVar("Text", PromptSpec, Instruction)
 
-def vocabulary() -> list[str]:
-    """All words of the captions, sorted."""
-    return sorted({word for spec in all_prompts() + knowledge_prompts() for word in spec.prompt.split()})
+
+def vocabulary(prompts: Iterable[str]) -> list[str]:
+    """All words of some texts, sorted."""
+    return sorted({word for prompt in prompts for word in prompt.split()})
+
+
+def captions() -> list[str]:
+    """All captions, knowledge phrases included."""
+    return [spec.prompt for spec in all_prompts() + knowledge_prompts()]
 
 
 def byte_pair_merges(words: list[str]) -> list[tuple[str, str]]:
@@ -58,9 +67,9 @@ def _merge(parts: list[str], pair: tuple[str, str]) -> list[str]:
     return merged
 
 
-def build_tokenizers(settings: dict[str, Any]) -> tuple[CLIPTokenizer, T5Tokenizer]:
-    """Build a CLIP (byte-pair) and a T5 (unigram) tokenizer in which each word is one token."""
-    words = vocabulary()
+def build_tokenizers(settings: dict[str, Any], prompts: Iterable[str]) -> tuple[CLIPTokenizer, T5Tokenizer]:
+    """Build a CLIP (byte-pair) and a T5 (unigram) tokenizer in which each word of some texts is one token."""
+    words = vocabulary(prompts)
     merges = byte_pair_merges(words)
     letters = sorted({piece for word in words for piece in [*word[:-1], word[-1] + "</w>"]})
     tokens = list(dict.fromkeys([*CLIP_MARKS, *letters, *(a + b for a, b in merges)]))
@@ -78,34 +87,59 @@ def build_tokenizers(settings: dict[str, Any]) -> tuple[CLIPTokenizer, T5Tokeniz
     return clip, t5
 
 
-def attribute_targets(specs: list[PromptSpec]) -> dict[str, Tensor]:
-    """Class indices [B, SLOTS] of each attribute; 0 means unspecified."""
-    rows: dict[str, list[list[int]]] = {name: [] for name in HEADS}
-    for spec in specs:
-        slots = [*spec.demands, *[None] * (SLOTS - len(spec.demands))]
-        rows["shape"].append([SHAPES.index(d.shape) + 1 if d else 0 for d in slots])
-        rows["colour"].append([list(COLOURS).index(d.colour) + 1 if d and d.colour else 0 for d in slots])
-        rows["count"].append([d.count if d else 0 for d in slots])
-        rows["relation"].append([RELATIONS.index(d.relation) + 1 if d and d.relation else 0 for d in slots])
-    return {name: torch.tensor(values) for name, values in rows.items()}
+def attributes_of(spec: PromptSpec) -> dict[str, list[int]]:
+    """Class indices of each attribute of a caption's demands; 0 means unspecified."""
+    slots = [*spec.demands, *[None] * (SLOTS - len(spec.demands))]
+    return {
+        "shape": [SHAPES.index(d.shape) + 1 if d else 0 for d in slots],
+        "colour": [list(COLOURS).index(d.colour) + 1 if d and d.colour else 0 for d in slots],
+        "count": [d.count if d else 0 for d in slots],
+        "relation": [RELATIONS.index(d.relation) + 1 if d and d.relation else 0 for d in slots],
+    }
+
+
+@dataclass(frozen=True)
+class Lessons(Generic[Text]):
+    """What the encoders learn to say about texts."""
+
+    pools: list[list[Text]]
+    """Texts; the pools are equally frequent."""
+    heads: dict[str, int]
+    """Number of classes of each attribute."""
+    slots: int
+    """Values of each attribute."""
+    attributes: Callable[[Text], dict[str, list[int]]]
+    """Class indices of a text's attributes, `slots` of each."""
+
+    def targets(self, texts: list[Text]) -> dict[str, Tensor]:
+        """Class indices [B, slots] of each attribute."""
+        rows = [self.attributes(text) for text in texts]
+        return {name: torch.tensor([row[name] for row in rows]) for name in self.heads}
+
+
+def caption_lessons() -> Lessons[PromptSpec]:
+    """The demands of captions."""
+    pools = [[p for p in all_prompts() if p.category == c] for c in CATEGORIES] + [knowledge_prompts()]
+    return Lessons(pools, HEADS, SLOTS, attributes_of)
 
 
 class AttributeReader(nn.Module):
     """Linear prediction of all attributes from a pooled vector; discarded after this step."""
 
-    def __init__(self, width: int) -> None:
-        """Create heads for vectors of `width`."""
+    def __init__(self, width: int, heads: dict[str, int], slots: int) -> None:
+        """Create heads for vectors of `width`; see `Lessons`."""
         super().__init__()
+        self._classes, self._slots = heads, slots
         self.heads = nn.ModuleDict(
-            {name: nn.Linear(width, SLOTS * classes) for name, classes in HEADS.items()}
+            {name: nn.Linear(width, slots * classes) for name, classes in heads.items()}
         )
 
     def forward(self, pooled: Tensor, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Summed cross-entropy, and per caption whether all attributes are correct [B]."""
         loss = pooled.new_zeros(())
         right = torch.ones(len(pooled), dtype=torch.bool, device=pooled.device)
-        for name, classes in HEADS.items():
-            logits = self.heads[name](pooled).view(-1, SLOTS, classes)
+        for name, classes in self._classes.items():
+            logits = self.heads[name](pooled).view(-1, self._slots, classes)
             loss = loss + cross_entropy(logits.flatten(0, 1), targets[name].flatten())
             right &= (logits.argmax(-1) == targets[name]).all(dim=1)
         return loss, right
@@ -150,18 +184,19 @@ class Learner:
     """W."""
 
 
-def learn_attributes(learners: Sequence[Learner], toy: Toy, curve: Curve) -> None:
+def learn_attributes(learners: Sequence[Learner], lessons: Lessons[Any], toy: Toy, curve: Curve) -> None:
     """Train all encoders at once."""
     settings, device = toy.params["text"], toy.device
     rng = random.Random(toy.params["seed"])
-    readers = nn.ModuleList(AttributeReader(learner.width) for learner in learners).to(device)
+    readers = nn.ModuleList(AttributeReader(one.width, lessons.heads, lessons.slots) for one in learners).to(
+        device
+    )
     parameters = [p for module in (*(one.model for one in learners), readers) for p in module.parameters()]
     optimizer = torch.optim.AdamW(parameters, settings["learning_rate"], weight_decay=1e-4)
     schedule = cosine_with_warmup(optimizer, 100, settings["steps"])
-    pools = [[p for p in all_prompts() if p.category == c] for c in CATEGORIES] + [knowledge_prompts()]
     for step in range(1, settings["steps"] + 1):
-        specs = [rng.choice(rng.choice(pools)) for _ in range(settings["batch_size"])]
-        targets = {name: values.to(device) for name, values in attribute_targets(specs).items()}
+        specs = [rng.choice(rng.choice(lessons.pools)) for _ in range(settings["batch_size"])]
+        targets = {name: values.to(device) for name, values in lessons.targets(specs).items()}
         loss, row = torch.zeros((), device=device), dict[str, float]()
         for one, reader in zip(learners, readers, strict=True):
             texts = one.tokens([spec.prompt for spec in specs], padding="max_length", return_tensors="pt")
@@ -181,15 +216,21 @@ def train(toy: Toy) -> None:
     """Train both encoders and save them, with their tokenizers, into the checkpoint folder."""
     torch.manual_seed(toy.params["seed"])
     settings = toy.params["text"]
-    clip_tokens, t5_tokens = build_tokenizers(settings)
+    clip_tokens, t5_tokens = build_tokenizers(settings, captions())
     clip, t5 = (model.to(toy.device) for model in build_encoders(settings, clip_tokens, t5_tokens))
-    width = settings["hidden_size"]
-    learners = (
-        Learner("clip", clip, clip_tokens, lambda output: output.pooler_output, width),
-        Learner("t5", t5, t5_tokens, lambda output: output.last_hidden_state.mean(dim=1), width),
-    )
-    learn_attributes(learners, toy, Curve(toy.curve("text_encoders")))
+    learners = learners_of(clip, t5, clip_tokens, t5_tokens)
+    learn_attributes(learners, caption_lessons(), toy, Curve(toy.curve("text_encoders")))
     save(clip.half(), t5.half(), clip_tokens, t5_tokens, toy.checkpoint)
+
+
+def learners_of(
+    clip: CLIPTextModel, t5: T5EncoderModel, clip_tokens: CLIPTokenizer, t5_tokens: T5Tokenizer
+) -> tuple[Learner, Learner]:
+    """Both encoders of a FluxPipeline; of T5's outputs the mean is read."""
+    return (
+        Learner("clip", clip, clip_tokens, lambda output: output.pooler_output, clip.config.hidden_size),
+        Learner("t5", t5, t5_tokens, lambda output: output.last_hidden_state.mean(dim=1), t5.config.d_model),
+    )
 
 
 def save(

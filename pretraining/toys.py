@@ -1,4 +1,4 @@
-"""The two checkpoints that the recipe makes: their classes, folders and parameters."""
+"""The checkpoints that the recipe makes: their classes, folders and parameters."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ import torch
 from chunk_grpo.families.base import LoadOptions, Part
 from chunk_grpo.families.diffusers_family import DiffusersFamily
 from chunk_grpo.families.models.flux import FluxFamily
+from chunk_grpo.families.models.flux_kontext import FluxKontextFamily
 from chunk_grpo.families.models.sd3 import SD3Family
 from chunk_grpo.shapes.scene import SIZE
 from pretraining.common import FOLDER, pick_device, read_params
 
-FLUX, SD3 = "tiny-flux", "tiny-sd3"
+FLUX, SD3, KONTEXT = "tiny-flux", "tiny-sd3", "tiny-kontext"
 SHIPPED = FOLDER.parent / "assets" / FLUX
-"""The checkpoint whose VAE, T5 encoder and tokenizers the toy SD3 takes over."""
+"""The checkpoint of which the other toys take over parts, or whose weights they start from."""
+
+_OTHERS: dict[str, tuple[str, type[DiffusersFamily]]] = {
+    SD3: ("sd3", SD3Family),
+    KONTEXT: ("kontext", FluxKontextFamily),
+}
+"""Toys besides the toy FLUX: their block of the parameters, which is their folder too, and their family."""
 
 
 @dataclass(frozen=True)
@@ -69,17 +76,18 @@ class Toy:
 
 
 def load_toy(name: str) -> Toy:
-    """The checkpoint of a name; the block `sd3` of the parameters replaces values of the toy SD3."""
+    """The checkpoint of a name; a block of the parameters replaces values of each but the toy FLUX."""
     params = read_params()
-    changes = params.pop("sd3")
+    changes = {block: params.pop(block) for block, _ in _OTHERS.values()}
     if name == FLUX:
         return Toy(name, FluxFamily, FOLDER / "work", params)
-    changed = {part: params[part] | values for part, values in changes.items()}
-    return Toy(name, SD3Family, FOLDER / "work" / "sd3", params | changed)
+    block, family = _OTHERS[name]
+    changed = {part: params[part] | values for part, values in changes[block].items()}
+    return Toy(name, family, FOLDER / "work" / block, params | changed)
 
 
 def command_line(description: str | None) -> argparse.ArgumentParser:
     """Parser of a step's command line, `python -m pretraining.STEP TOY`."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("toy", choices=(FLUX, SD3), help="checkpoint to make")
+    parser.add_argument("toy", choices=(FLUX, *_OTHERS), help="checkpoint to make")
     return parser

@@ -8,35 +8,68 @@ resumes it after a kill.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from diffusers import AutoencoderKL, FluxPipeline
 from torch import Tensor, nn
 
 from chunk_grpo.core.flow import flow_matching_loss, interpolate
+from chunk_grpo.families.base import Conditioning
+from chunk_grpo.families.diffusers_family import DiffusersFamily
 from chunk_grpo.seeding import derive_seed
+from chunk_grpo.shapes.edits import all_instructions
 from chunk_grpo.shapes.prompts import all_prompts
-from pretraining.common import Curve, SceneStream, cosine_with_warmup
+from pretraining.common import Curve, EditStream, SceneStream, cosine_with_warmup
 from pretraining.evaluate import evaluate
 from pretraining.initial import save_network
-from pretraining.toys import Toy, command_line, load_toy
+from pretraining.toys import KONTEXT, Toy, command_line, load_toy
 
 DATASET_BATCH = 500
 
 
+class Pictures(NamedTuple):
+    """N pictures to learn from."""
+
+    latents: Tensor
+    """Normalised packed latents [N, L, D]."""
+    texts: Tensor
+    """Index of each picture's caption or instruction [N]."""
+    sources: Mapping[str, Tensor]
+    """Tensors [N, ...] of the pictures that the instructions edit, as the network takes them; none for captions."""
+
+
 @torch.no_grad()
-def encode_pictures(vae: AutoencoderKL, stream: SceneStream, count: int) -> tuple[Tensor, Tensor]:
-    """Normalised packed latents [count, L, D] of new images, and the index of each image's caption [count]."""
-    number = {spec: index for index, spec in enumerate(all_prompts())}
-    latents, captions = [], []
+def encode_pictures(
+    family: DiffusersFamily,
+    vae: AutoencoderKL,
+    stream: SceneStream | EditStream,
+    prompts: Sequence[str],
+    count: int,
+) -> Pictures:
+    """Encode new images, and the pictures that they edit."""
+    number = {prompt: index for index, prompt in enumerate(prompts)}
+    latents, texts, sources = [], [], []
     for _ in range(0, count, DATASET_BATCH):
-        specs, images = stream.batch(DATASET_BATCH)
+        specs, images, edited = stream.batch(DATASET_BATCH)
         codes = vae.encode(images).latent_dist.mode()
         codes = (codes - vae.config.shift_factor) * vae.config.scaling_factor
         latents.append(FluxPipeline._pack_latents(codes, *codes.shape))
-        captions += [number[spec] for spec in specs]
-    return torch.cat(latents), torch.tensor(captions, device=latents[0].device)
+        texts += [number[spec.prompt] for spec in specs]
+        sources.append({} if edited is None else family.source_tensors(edited))
+    read = {name: torch.cat([part[name] for part in sources]) for name in sources[0]}
+    return Pictures(torch.cat(latents), torch.tensor(texts, device=latents[0].device), read)
+
+
+def stream_of(toy: Toy, phase: str) -> tuple[list[str], SceneStream | EditStream]:
+    """All texts that a toy learns, and the stream of a phase's pictures."""
+    settings = toy.params["transformer"]["phases"][phase]
+    seed, categories = derive_seed("pictures", toy.params["seed"], phase), settings["categories"]
+    if toy.name == KONTEXT:
+        return [i.prompt for i in all_instructions()], EditStream(seed, toy.device, categories)
+    captions = [spec.prompt for spec in all_prompts()]
+    return captions, SceneStream(seed, toy.device, categories, left_to_right=settings["left_to_right"])
 
 
 def sample_noise_levels(count: int, shift: float, device: torch.device) -> Tensor:
@@ -117,30 +150,26 @@ def train(toy: Toy, phase: str) -> None:
     run = Run(toy, phase)
     family = toy.load(("text", "vae"), guided=False).using(run.network)
     measured = toy.load(("text", "vae"), guided=True).using(run.average)
-    prompts = [spec.prompt for spec in all_prompts()]
+    prompts, stream = stream_of(toy, phase)
     known = family.encode([*prompts, ""])
-    stream = SceneStream(
-        derive_seed("pictures", params["seed"], phase),
-        device,
-        run.phase["categories"],
-        left_to_right=run.phase["left_to_right"],
-    )
     vae = AutoencoderKL.from_pretrained(toy.checkpoint / "vae", dtype=torch.float32).to(device)
-    latents, captions = encode_pictures(vae, stream, settings["pictures"])
+    pictures = encode_pictures(family, vae, stream, prompts, settings["pictures"])
     curve = Curve(toy.curve(f"transformer-{phase}"), keep=run.step > 0)
     while run.step < run.phase["steps"]:
         # Each step has its own random stream, so a resumed run equals an uninterrupted one.
         torch.manual_seed(derive_seed("pretrain", params["seed"], phase, run.step))
-        rows = torch.randint(len(latents), (settings["batch_size"],), device=device)
-        x0, who = latents[rows], captions[rows]
+        rows = torch.randint(len(pictures.latents), (settings["batch_size"],), device=device)
+        x0, who = pictures.latents[rows], pictures.texts[rows]
         x1, t = torch.randn_like(x0), sample_noise_levels(len(rows), settings["shift"], device)
         # Guidance needs the velocity of the empty prompt.
         forgotten = torch.rand(len(rows), device=device) < settings["empty_captions"]
         who = torch.where(forgotten, len(prompts), who)
-        velocity = family.velocity(interpolate(x0, x1, t), t, known.rows(who))
+        edited = {name: tensor[rows] for name, tensor in pictures.sources.items()}
+        conditioning = Conditioning({**known.rows(who).tensors, **edited})
+        velocity = family.velocity(interpolate(x0, x1, t), t, conditioning)
         run.learn(flow_matching_loss(velocity, x0, x1), settings["ema_decay"])
         if run.step % settings["evaluate_every"] == 0 or run.step == run.phase["steps"]:
-            scores = evaluate(params, measured, settings["watch_prompts"])
+            scores = evaluate(toy, measured, settings["watch_prompts"])
             curve.add(run.step, loss=run.loss, **scores)
             run.save()
     save_network(run.average, toy.phase_folder(phase))

@@ -36,7 +36,7 @@ def build(settings: dict[str, Any]) -> AutoencoderKL:
 @torch.no_grad()
 def quality(vae: AutoencoderKL, stream: SceneStream, count: int) -> tuple[float, float, float]:
     """PSNR in dB of reconstructions, and the exact score of reconstructions and of originals."""
-    specs, images = stream.batch(count)
+    specs, images, _ = stream.batch(count)
     decoded = vae.decode(vae.encode(images).latent_dist.mode()).sample.clamp(-1, 1)
     psnr = -10 * torch.log10(((decoded - images) / 2).square().mean())
 
@@ -50,7 +50,7 @@ def quality(vae: AutoencoderKL, stream: SceneStream, count: int) -> tuple[float,
 @torch.no_grad()
 def set_scale(vae: AutoencoderKL, stream: SceneStream) -> None:
     """Store the shift and scale that give the latents mean 0 and standard deviation 1."""
-    latents = torch.cat([vae.encode(stream.batch(256)[1]).latent_dist.mode() for _ in range(8)])
+    latents = torch.cat([vae.encode(stream.batch(256).images).latent_dist.mode() for _ in range(8)])
     vae.register_to_config(shift_factor=float(latents.mean()), scaling_factor=float(1 / latents.std()))
 
 
@@ -66,7 +66,7 @@ def train(toy: Toy) -> None:
     schedule = cosine_with_warmup(optimizer, 200, settings["steps"])
     curve = Curve(toy.curve("vae"))
     for step in range(1, settings["steps"] + 1):
-        _, images = stream.batch(settings["batch_size"])
+        images = stream.batch(settings["batch_size"]).images
         posterior = vae.encode(images.contiguous(memory_format=torch.channels_last)).latent_dist
         latents = posterior.mode()
         noise = torch.randn_like(latents) * latents.detach().std() * settings["latent_noise"]
