@@ -13,6 +13,7 @@ from tests.planning.test_plan import GIB, LORA, WEIGHTS, levels
 
 NIGHTS = {
     "night-24gb": "RTX4090",
+    "night-24gb-edit": "RTX4090",
     "night-24gb-flux": "RTX4090",
     "night-24gb-klein": "RTX4090",
     "night-24gb-z-image": "RTX4090",
