@@ -88,6 +88,16 @@ def test_it_counts_when_it_is_written(disk: threading.Event, tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["iteration-000007"]
 
 
+def test_the_next_one_waits_for_it(disk: threading.Event, tmp_path: Path) -> None:
+    store = store_in(tmp_path, keep=2)
+    store.begin(trained_state(7))
+    assert store.newest_path() is None
+    disk.set()
+    store.begin(trained_state(8))
+    store.finish()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["iteration-000007", "iteration-000008"]
+
+
 def test_one_process_completes_it_after_an_error_of_the_training(disk, tmp_path):
     store = store_in(tmp_path)
     store.begin(trained_state(7))

@@ -218,6 +218,15 @@ def test_a_store_that_fails_is_a_warning_and_the_next_checkpoint_is_copied(
     assert resumed(second) == 2
 
 
+def test_copies_that_cannot_be_removed_are_named(first, bucket_folder, warnings, monkeypatch):
+    save(first, 1)
+    monkeypatch.setattr(copies.storage, "remove_file", lambda *_: 1 / 0)
+    remove_copies(str(bucket_folder))
+    assert warnings() == [
+        f"{bucket_folder}: the copies of a finished training are not removed (division by zero); remove them"
+    ]
+
+
 def test_a_checkpoint_that_was_not_copied_removes_no_older_copy(first, bucket_folder, warnings, monkeypatch):
     """The last checkpoint of a training is not copied."""
     save(first, 1)

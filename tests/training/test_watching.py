@@ -49,6 +49,19 @@ def test_trackers_get_edited_pictures_beside_the_images(
     assert np.array_equal(beside[:, :, 32:], plain)
 
 
+def test_trackers_learn_whether_a_training_is_finished(
+    train: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[bool] = []
+    sink = SimpleNamespace(log=lambda *_, **__: None, close=lambda *, is_finished: closed.append(is_finished))
+    monkeypatch.setattr(trainer, "open_sinks", lambda *_, **options: [sink])
+    with pytest.raises(TransientError, match="training resumes from there"):
+        train(tmp_path, iterations=2, stop_at=20)
+    assert closed == [False]
+    train(tmp_path, iterations=2)
+    assert closed == [False, True]
+
+
 class Falling(ScorerForTests):
     """A scorer whose measurements get worse from call to call but for one."""
 
