@@ -23,6 +23,9 @@ MAX_PIXELS = 64_000_000
 SOURCE = "source"
 """Beginning of the names of tensors that stand for a picture to edit: guidance has them in both of its passes."""
 
+AWAY = "away."
+"""Beginning of the names of a row's own tensors of the negative prompt, before the names of its prompt's."""
+
 _PLAIN = ("RGB", "L", "1", "P", "CMYK", "YCbCr")
 _TRANSPARENT = ("RGBA", "LA", "PA")
 _ORIENTATION = 0x0112  # tag of EXIF

@@ -11,7 +11,7 @@ from chunk_grpo.config import Params
 from chunk_grpo.families.cut_prompts import no_warnings_of_cut_prompts
 from chunk_grpo.image_files import read_picture
 from chunk_grpo.library.checkpoint import recorded_checkpoint
-from chunk_grpo.library.encoding import encoded
+from chunk_grpo.library.encoding import encoded, negative_of
 from chunk_grpo.parallel import Workers, exhaust
 from stages._launch.processes import run_processes
 from stages._stage import reads, writes
@@ -30,14 +30,16 @@ def main(params: Params, arguments: Arguments) -> None:
     workers = Workers()
     prompts = [(r["prompt_id"], r["prompt"]) for r in read_table(arguments.prompts, "prompts").to_pylist()]
     family = recorded_checkpoint(params.model, arguments.model).loaded("text")
-    negative = family.encode([params.model.negative_prompt]).to("cpu").tensors
+    away = params.model.negative_prompt
+    negative = negative_of(family, away)
     with (
         open_pictures(arguments.pictures) as pictures,
         no_warnings_of_cut_prompts(),  # the stage prepare_prompts has reported them
     ):
         distinct = distinct_prompts(prompts, pictures)
         edited = [partial(read_picture, pictures[name]) for name, _ in distinct] if pictures else None
-        batches = encoded(family, [text for _, text in distinct], params.encode.batch_size, workers, edited)
+        texts = [text for _, text in distinct]
+        batches = encoded(family, texts, params.encode.batch_size, workers, edited, away)
         if workers.is_main:
             write_embeddings(prompts, batches, arguments.out, pictures=pictures, negative=negative)
         else:

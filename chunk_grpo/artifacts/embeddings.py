@@ -20,7 +20,7 @@ from chunk_grpo.artifacts.io import read_table, table_from_rows, write_table
 from chunk_grpo.artifacts.storage import Location, input_dir, join, output_dir
 from chunk_grpo.artifacts.table_checks import REWRITE_IT
 from chunk_grpo.errors import DataError
-from chunk_grpo.image_files import SOURCE
+from chunk_grpo.image_files import AWAY, SOURCE
 
 INDEX = "index.parquet"
 """Name of the table embeddings/2 in the folder."""
@@ -68,7 +68,8 @@ def write_embeddings(
         batches: Tensors [n, ...] by name on the CPU, a row for each of `distinct_prompts` in that order.
         location: Folder, local or URL.
         pictures: As for `distinct_prompts`.
-        negative: Tensors [1, ...] of the negative prompt's text by the same names; None: there is none.
+        negative: Tensors [1, ...] of the negative prompt's text by the same names; None: there is none, or `batches`
+            have each row's own.
         shard_bytes: Largest size of a shard's tensors, unless a single row is larger.
 
     Raises:
@@ -205,12 +206,14 @@ class Embeddings:
                         found[name][at] = value
         return found
 
-    def negative(self) -> dict[str, Tensor]:
-        """The tensors [1, ...] of the negative prompt by name.
+    def negative(self) -> dict[str, Tensor] | None:
+        """The tensors [1, ...] of the negative prompt by name; None: each row has its own, which `read` returns.
 
         Raises:
             DataError: The file is missing or cannot be read, or its tensors have other names.
         """
+        if any(name.startswith(AWAY) for name in self._names):
+            return None
         with self._opened(NEGATIVE) as file:
             found = {name: file.get_tensor(name) for name in sorted(file.keys())}
         wanted = [name for name in self._names if not name.startswith(SOURCE)]

@@ -31,10 +31,10 @@ class Conditioning:
 
     tensors: Mapping[str, Tensor]
     """Tensors [B, ...] by name, as the family's `encode` returns and its network takes them. Texts of unequal length
-    are padded, with a mask among the tensors."""
+    are padded, with a mask among the tensors. Names that begin with `image_files.AWAY` are a negative prompt's."""
     negative: Mapping[str, Tensor] | None = None
-    """Tensors [1, ...] of the prompt that classifier-free guidance moves away from; None: there is none. Both
-    velocities read the pictures to edit of `tensors` (names that begin with `image_files.SOURCE`)."""
+    """Tensors [1, ...] of the prompt that classifier-free guidance moves away from; None: there is none, or the rows
+    have their own in `tensors`. Both velocities read the pictures to edit there (`image_files.SOURCE`)."""
 
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))
@@ -161,15 +161,24 @@ class Family(VelocityModel, Protocol):
         """Noise levels [S + 1] of the pipeline's own grid for images of this size, float64; needs the part "vae"."""
         ...
 
-    def encode(self, prompts: Sequence[str], sources: Sequence[Picture] | None = None) -> Conditioning:
+    @property
+    def only_edits(self) -> bool:
+        """Whether `encode` needs sources and the negative prompt, whose tensors then depend on the row."""
+        ...
+
+    def encode(
+        self, prompts: Sequence[str], sources: Sequence[Picture] | None = None, negative: str | None = None
+    ) -> Conditioning:
         """Text-encoder outputs, and with source pictures their latents; needs the part "text".
 
         Args:
             prompts: B prompts.
             sources: B pictures uint8 [H, W, 3] of one size that the prompts say how to edit; None: there are none.
+            negative: Negative prompt of a family that only edits, for tensors of each row whose names begin with
+                `image_files.AWAY`; None: no guidance. Other families ignore it and encode it as a prompt.
 
         Raises:
-            ConfigError: The family edits no pictures, or their size does not fit the checkpoint.
+            ConfigError: The family edits no pictures, or only edits, or their size does not fit the checkpoint.
         """
         ...
 

@@ -67,6 +67,7 @@ class DiffusersFamily(ABC):
     original_layers: ClassVar[LayerNames] = {}
     """Names of the network's layers in the model's original code, which some adapters have."""
     edits: ClassVar[bool] = False  # whether prompts may have pictures to edit
+    only_edits: ClassVar[bool] = False  # whether they must; then the text encoder is shown them
     latent_pixels_per_token: ClassVar[int] = 2
     """Latent pixels that a token covers, along each side."""
     side_step: ClassVar[int] = 1
@@ -193,7 +194,9 @@ class DiffusersFamily(ABC):
         return linear_shift(self._pipeline.scheduler, self._rows * self._columns)
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str], sources: Sequence[Picture] | None = None) -> Conditioning:
+    def encode(
+        self, prompts: Sequence[str], sources: Sequence[Picture] | None = None, negative: str | None = None
+    ) -> Conditioning:
         """The text encoders' outputs, and the source pictures' latents; see `Family.encode`."""
         if self._pipeline.text_encoder is None:
             raise ValueError('the part "text" was not loaded: name it in parts=')
@@ -229,9 +232,7 @@ class DiffusersFamily(ABC):
         with self._precision(x.device):
             if self._options.cfg_scale == 1:
                 return self._pass(states, t, text).to(x.dtype)
-            if conditioning.negative is None:
-                raise ValueError("classifier-free guidance needs a negative prompt's tensors, got none")
-            negative = self._inputs(conditioning.negative, x.device)
+            negative = self._inputs(conditioning.negative or {}, x.device)
             constant = without_backward(compiles=self._compiles) if self._guides_by_constant else None
             scale, passes = self._options.cfg_scale, self._options.cfg_passes
             away, towards = away_and_towards(self._pass, states, t, text, negative, passes, constant)
@@ -247,9 +248,7 @@ class DiffusersFamily(ABC):
 
     def _inputs(self, tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
         dtype = self._options.dtype
-        return {
-            n: each.to(device, dtype if each.is_floating_point() else None) for n, each in tensors.items()
-        }
+        return {n: v.to(device, dtype if v.is_floating_point() else None) for n, v in tensors.items()}
 
     def _pass(self, x: Tensor, t: Tensor, text: Mapping[str, Tensor]) -> Tensor:
         return self.network_output(self.transformer if self._network is None else self._network, x, t, text)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from chunk_grpo.families.compiling import graphs_of_training
-from chunk_grpo.image_files import SOURCE
+from chunk_grpo.image_files import AWAY, SOURCE
 
 Text = Mapping[str, Tensor]
 """Tensors of B prompts by name, each [B, ...]."""
@@ -34,13 +34,22 @@ def away_and_towards(
         run: A pass of the network.
         x: States [B, L, D].
         t: Noise levels [B].
-        text: The B prompts.
-        negative: The negative prompt, B = 1. Its pass reads the pictures to edit of `text`.
+        text: The B prompts. Tensors whose names begin with `AWAY` are the negative prompt's in each row.
+        negative: The negative prompt, B = 1, unless the rows have their own. Its pass reads the pictures to edit of
+            `text`.
         passes: One pass for both, of twice as many states, or a pass for each.
         constant: Context of a pass for a velocity that is a constant, as the negative prompt's then is; None: both
             velocities have a gradient.
+
+    Raises:
+        ValueError: There is no negative prompt.
     """
-    always = {name: tensor.expand(len(x), *tensor.shape[1:]) for name, tensor in negative.items()}
+    always = {name.removeprefix(AWAY): tensor for name, tensor in text.items() if name.startswith(AWAY)}
+    text = {name: tensor for name, tensor in text.items() if not name.startswith(AWAY)}
+    if not always:
+        always = {name: tensor.expand(len(x), *tensor.shape[1:]) for name, tensor in negative.items()}
+    if not always:
+        raise ValueError("classifier-free guidance needs a negative prompt's tensors, got none")
     always |= {name: tensor for name, tensor in text.items() if name.startswith(SOURCE)}
     if passes == 1:
         both = {name: torch.cat([always[name], text[name]]) for name in text}

@@ -48,7 +48,7 @@ class StoredConditioning:
     stored: Sequence[int | None]
     """Row of each prompt in them, B numbers; None: the prompt has none, and `to` must not be asked for it."""
     negative: NegativePrompt | None = None
-    """The negative prompt; None without classifier-free guidance."""
+    """The negative prompt; None without classifier-free guidance, or if the files have each row's own."""
 
     def __len__(self) -> int:
         return len(self.stored)

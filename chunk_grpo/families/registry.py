@@ -37,19 +37,23 @@ def family_class(name: str) -> type[DiffusersFamily]:
     return found
 
 
-def require_edits(name: str) -> None:
-    """Require that a family edits pictures.
+def check_edits(name: str, *, edits: bool) -> None:
+    """Require that a family edits pictures, or draws new images.
 
     Args:
         name: `model.family`.
+        edits: Whether the prompts have pictures to edit.
 
     Raises:
-        ConfigError: It draws new images only, or there is no such family.
+        ConfigError: It draws new images only, or only edits, or there is no such family.
     """
-    from chunk_grpo.families.sources import edits_nothing  # here: torch takes seconds
+    from chunk_grpo.families.sources import edits_nothing, needs_pictures  # here: torch takes seconds
 
-    if not family_class(name).edits:
+    of = family_class(name)
+    if edits and not of.edits:
         raise edits_nothing(name)
+    if of.only_edits and not edits:
+        raise needs_pictures(name)
 
 
 def load_family(name: str, options: LoadOptions, parts: Sequence[Part]) -> Family:

@@ -31,6 +31,14 @@ def followed(x: Tensor, source: Tensor) -> Tensor:
     return torch.cat([x, source.flatten(2).transpose(1, 2)], dim=1)
 
 
+def needs_pictures(name: str) -> ConfigError:
+    """Error of a family, by its name or that of its module, whose prompts have no pictures and need them."""
+    return ConfigError(
+        f"model.family: {name.rpartition('.')[2]} only edits pictures, got prompts without; name the pictures by "
+        "`picture_field` of the prompt files (docs/prompts.md), or choose a family that draws (docs/families.md)"
+    )
+
+
 def edits_nothing(name: str) -> ConfigError:
     """Error of a family, by its name or that of its module, that gets pictures to edit and takes none."""
     return ConfigError(

@@ -46,15 +46,14 @@ def _check(params: Params) -> None:
     from chunk_grpo.families.base import TuningOptions
     from chunk_grpo.families.options import options_of
     from chunk_grpo.families.quantised import quantiser
-    from chunk_grpo.families.registry import check_checkpoint, require_edits
+    from chunk_grpo.families.registry import check_checkpoint, check_edits
     from chunk_grpo.families.tracing import Traced, network_sizes
     from chunk_grpo.families.weights.policy import local_policy
     from chunk_grpo.families.weights.records import may_be_hub_id
     from chunk_grpo.planning.models import read_checkpoint
 
     model, lora = params.model, params.train.lora
-    if edits(params.prompts):
-        require_edits(model.family)
+    check_edits(model.family, edits=edits(params.prompts))
     if model.base_precision is not None:
         quantiser(model.base_precision, "model.base_precision")
     if model.text_precision is not None:
@@ -70,8 +69,10 @@ def _check(params: Params) -> None:
         checkpoint = read_checkpoint(model.family, place)
         tuning = None if lora is None else TuningOptions(lora.rank, lora.alpha, lora.targets, False, None)
         for height, width in sizes:
+            source = (height, width) if edits(params.prompts) else None
+            length = model.max_sequence_length
             network_sizes(
-                Traced(checkpoint, model.dtype, height, width, model.max_sequence_length, tuning=tuning)
+                Traced(checkpoint, model.dtype, height, width, length, source=source, tuning=tuning)
             )
 
 

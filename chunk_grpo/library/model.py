@@ -14,7 +14,7 @@ from chunk_grpo.families.base import Conditioning, Family, Picture, release_memo
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.image_files import fitted
 from chunk_grpo.library.checkpoint import Checkpoint
-from chunk_grpo.library.encoding import encoded
+from chunk_grpo.library.encoding import encoded, negative_of
 from chunk_grpo.library.profiles import profiled
 from chunk_grpo.library.settings import checked
 from chunk_grpo.library.times import times_of
@@ -59,7 +59,7 @@ class Model(Checkpoint):
 
         Raises:
             DataError: The checkpoint is missing, broken or of another family.
-            ConfigError: The family edits no pictures.
+            ConfigError: The family edits no pictures, or only edits.
             ValueError: There are no prompts, or another number of records or pictures.
         """
         records: Sequence[Mapping[str, object]] = [{} for _ in texts] if metadata is None else metadata
@@ -71,9 +71,9 @@ class Model(Checkpoint):
         edited = None if pictures is None else [partial(fitted, each, *size) for each in pictures]
         self.release()
         family = self.loaded("text")
-        parts = list(encoded(family, texts, batch_size, Workers.alone(), edited))
-        is_guided = self.cfg_scale != 1
-        negative = family.encode([self.settings.negative_prompt]).to("cpu").tensors if is_guided else None
+        away = None if self.cfg_scale == 1 else self.settings.negative_prompt
+        parts = list(encoded(family, texts, batch_size, Workers.alone(), edited, away))
+        negative = None if away is None else negative_of(family, away)
         del family
         release_memory()
         tensors = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -34,7 +34,8 @@ class EncodedPrompts:
         rewards; empty or None: there are none.
         """
         self._pictures = pictures
-        self._negative = None if cfg_scale == 1 else NegativePrompt(embeddings.negative())
+        negative = None if cfg_scale == 1 else embeddings.negative()
+        self._negative = None if negative is None else NegativePrompt(negative)
         self._prompts, self._embeddings, self._place = prompts, embeddings, place
         self._records = read_table(prompts, "prompts").to_pylist()
 

@@ -219,7 +219,8 @@ def settings_of(params: Params, model: Checkpoint, gpus: int, machines: int = 1)
     """Resolve params.yaml for a number of GPUs in a number of machines.
 
     What would fail in the run is refused: machines that cannot share the images of an update, an image size that does
-    not fit the checkpoint, `train.lora.targets` that name no layer, a configuration that makes no network.
+    not fit the checkpoint, `train.lora.targets` that name no layer, a configuration that makes no network, a family
+    that does not edit the prompts' pictures or only edits.
     """
     train = params.train
     processes = processes_of(params, gpus, machines)

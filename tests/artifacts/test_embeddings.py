@@ -87,6 +87,16 @@ def test_a_negative_prompt_is_kept_beside_the_others(tmp_path: Path) -> None:
         opened.negative()
 
 
+def test_rows_may_have_a_negative_prompt_of_their_own(tmp_path: Path) -> None:
+    folder = tmp_path / "training"
+    (batch,) = batches(5)
+    write_embeddings(PROMPTS, [{**batch, "away.pooled": -batch["pooled"]}], folder)
+    with open_embeddings(folder) as opened:
+        assert opened.negative() is None
+        found = opened.read([2, 0])
+        assert torch.equal(found["away.pooled"], -batch["pooled"][[2, 0]])
+
+
 def test_batches_do_not_affect_the_bytes(tmp_path: Path) -> None:
     one, other = write(tmp_path / "a", 2, 5), write(tmp_path / "b", 2, 1, 3, 1)
     for path in one.iterdir():

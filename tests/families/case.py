@@ -1,6 +1,7 @@
 """How a family's pipeline is called, to compare with the family; each tests/families/checkpoint_NAME.py has a case."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,8 @@ class Case:
     """Embedded guidance strength."""
     sources: tuple[tuple[int, int], ...] = ()
     """Height and width of source pictures, with each of `sizes`; empty: the family edits no pictures."""
+    given_sources: Callable[[int, int], AbstractContextManager[object]] = lambda height, width: nullcontext()
+    """Context of the call with sources of a height and width."""
     of_size: Callable[[int, int], Mapping[str, object]] = lambda height, width: {}
     """Further keywords of the call for images of a height and width."""
     away: str = "a green cross"

@@ -44,17 +44,26 @@ def load(name: str, checkpoint: Path, **options: Any) -> DiffusersFamily:
     return family_class(name).load(LoadOptions(str(checkpoint), guidance_scale=case.embedded, **settings))
 
 
-def text_of(
-    family: DiffusersFamily, prompts: list[str], away: str, sources: list[Picture] | None = None
+def encoded(
+    family: DiffusersFamily, prompts: list[str], sources: list[Picture] | None = None, away: str | None = None
 ) -> Conditioning:
-    """Prompts, with source pictures or without, and a negative prompt."""
-    return Conditioning(family.encode(prompts, sources).tensors, family.encode([away]).tensors)
+    """Prompts, with source pictures or, unless the family only edits, without, and perhaps a negative prompt."""
+    if family.only_edits:
+        given = pictures(len(prompts), family._options.height, family._options.width)
+        return family.encode(prompts, sources or given, away)
+    negative = None if away is None else family.encode([away]).tensors
+    return Conditioning(family.encode(prompts, sources).tensors, negative)
 
 
 def pictures(count: int, height: int, width: int) -> list[Picture]:
     """Random pictures."""
     random = np.random.default_rng(3)
     return list(random.integers(0, 256, (count, height, width, 3), dtype=np.uint8))
+
+
+def as_images(edited: list[Picture] | None) -> dict[str, object]:
+    """Keywords of a call for one prompt, with the first picture; None: it has none."""
+    return {} if edited is None else {"image": Image.fromarray(edited[0])}
 
 
 def differences(
@@ -68,14 +77,16 @@ def differences(
 ) -> tuple[float, float]:
     """Largest absolute difference of the final latents over their largest value (or 1), and of pictures in [0, 1].
 
-    `source` is the height and width of the source pictures; None: there are none.
+    `source` is the height and width of the source pictures; None: there are none, or with a family that only edits they
+    have the images' size.
     """
     case, (height, width) = module_of(name).CASE, size
+    source = size if source is None and family_class(name).only_edits else source
     family = load(name, checkpoint, height=height, width=width, cfg_scale=scale, cfg_passes=passes)
     noise = torch.randn(batch, *family.latent_shape, generator=torch.Generator().manual_seed(8))
     edited = None if source is None else pictures(batch, *source)
     with torch.no_grad():
-        velocity = velocity_function(family, text_of(family, PROMPTS[:batch], case.away, edited))
+        velocity = velocity_function(family, encoded(family, PROMPTS[:batch], edited, case.away))
         latents = rollout_ode(lambda step: velocity, noise, family.pipeline_times(STEPS))[:, -1]
     pipeline = DiffusionPipeline.from_pretrained(checkpoint, dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
@@ -90,12 +101,13 @@ def differences(
                 prompt=[PROMPTS[row] for row in rows], latents=case.given(family, noise[rows]),
                 output_type=output_type, height=height, width=width, num_inference_steps=STEPS,
                 **case.limit, **case.keywords(scale, [case.away] * len(rows)), **case.of_size(height, width),
-                **({} if edited is None else {"image": Image.fromarray(edited[rows[0]])}),
+                **as_images(edited and edited[rows[0] :]),
             ).images for rows in calls
         ]  # fmt: skip
         return torch.cat(images)
 
-    theirs = call("latent")
+    with case.given_sources(*(source or size)):
+        theirs, drawn = call("latent"), case.drawn(call("pt"))
     ours = case.found(family, latents)
     apart = (ours - theirs).abs().max() / max(1.0, float(theirs.abs().max()))
-    return float(apart), float((family.decode(latents) - case.drawn(call("pt"))).abs().max())
+    return float(apart), float((family.decode(latents) - drawn).abs().max())

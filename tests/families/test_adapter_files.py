@@ -16,7 +16,7 @@ from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.weights.adapter_file import WEIGHTS, read_adapter
 from chunk_grpo.families.weights.policy import comfyui_lora
 from tests.families.conftest import options, velocity
-from tests.families.parity import PROMPTS, load
+from tests.families.parity import PROMPTS, encoded, load
 
 NAMES = family_names()
 RANK, ALPHA = 3, 6.0
@@ -65,7 +65,7 @@ def test_an_adapter_means_the_same_in_every_layout(name, checkpoints, tmp_path):
     """The files of this program to the bit; those in which B carries the factor 2 too, as it is a power of 2."""
     torch.manual_seed(0)
     family = load(name, checkpoints(name)["sharded"])
-    text = family.encode(PROMPTS[:2])
+    text = encoded(family, PROMPTS[:2])
     x, t = torch.randn(2, *family.latent_shape), torch.tensor([0.9, 0.2])
 
     def change(model: Any) -> Tensor:

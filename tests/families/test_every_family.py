@@ -10,15 +10,23 @@ from transformers import AutoTokenizer
 
 from chunk_grpo.config.families import family_names
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.families.base import TuningOptions
-from chunk_grpo.families.registry import family_class
+from chunk_grpo.families.base import Conditioning, TuningOptions
+from chunk_grpo.families.diffusers_family import DiffusersFamily
+from chunk_grpo.families.registry import check_edits, family_class
 from chunk_grpo.families.tokens import token_limits
-from tests.families.parity import PROMPTS, differences, load, module_of, pictures, text_of
+from chunk_grpo.image_files import AWAY
+from tests.families.parity import PROMPTS, as_images, differences, encoded, load, module_of, pictures
 
 NAMES = family_names()
 TOYS = Path(__file__).parents[2] / "assets"
 GUIDED = [(name, scale) for name in NAMES for scale in module_of(name).CASE.scales]
+ONLY_EDITING = [name for name in NAMES if family_class(name).only_edits]
 EDITING = [(name, scale) for name, scale in GUIDED if module_of(name).CASE.sources]
+
+
+def counts_itself(name: str) -> bool:
+    """Whether a family counts a prompt's tokens in another way than most."""
+    return family_class(name).token_count.__func__ is not DiffusersFamily.token_count.__func__
 
 
 @pytest.mark.parametrize(("name", "scale"), GUIDED)
@@ -43,7 +51,7 @@ def test_source_pictures_move_the_velocity(name, checkpoints):
     for scale in (1.0, 3.0):
         family = load(name, checkpoints(name)["sharded"], cfg_scale=scale)
         first, second = (
-            text_of(family, PROMPTS[:2], PROMPTS[3], edited[::step])
+            encoded(family, PROMPTS[:2], edited[::step], PROMPTS[3])
             for edited in [pictures(2, *size)]
             for step in (1, -1)
         )
@@ -60,6 +68,40 @@ def test_a_family_that_edits_nothing_says_so(name, checkpoints):
         ConfigError, match=f"model.family: {name} edits no pictures; choose a family that does"
     ):
         family.encode(PROMPTS[:1], pictures(1, 32, 32))
+
+
+@pytest.mark.parametrize("name", ONLY_EDITING)
+def test_a_family_that_only_edits_says_so(name, checkpoints):
+    check_edits(name, edits=True)
+    for call in (
+        lambda: check_edits(name, edits=False),
+        lambda: load(name, checkpoints(name)["sharded"]).encode(PROMPTS[:1]),
+    ):
+        with pytest.raises(
+            ConfigError, match=rf"^model\.family: {name} only edits pictures, got prompts without"
+        ):
+            call()
+
+
+@pytest.mark.parametrize("name", ONLY_EDITING)
+def test_each_row_has_the_negative_prompt_with_its_own_picture(name, checkpoints):
+    """Chosen and repeated rows keep theirs, and its tensors alone are those of a prompt with that picture."""
+    family = load(name, checkpoints(name)["sharded"], cfg_scale=3.0)
+    edited = pictures(2, 32, 64)
+    text = family.encode(PROMPTS[:2], edited, PROMPTS[3])
+    own = {n.removeprefix(AWAY): each for n, each in text.tensors.items() if n.startswith(AWAY)}
+    alone = family.encode([PROMPTS[3]] * 2, edited)
+    assert own.keys() < alone.tensors.keys()
+    assert all(torch.equal(each, alone[n]) for n, each in own.items())
+    assert any(not torch.equal(each[0], each[1]) for each in own.values())
+    x, t = torch.randn(2, *family.latent_shape), torch.tensor([0.9, 0.2])
+    with torch.no_grad():
+        both, second = family.velocity(x, t, text), family.velocity(x[1:], t[1:], text.rows([1]))
+        assert (both[1:] - second).abs().max() < 1e-5
+        swapped = Conditioning({**text.tensors, **{AWAY + n: each.flip(0) for n, each in own.items()}})
+        assert (family.velocity(x, t, swapped) - both).abs().max() > 1e-4
+        with pytest.raises(ValueError, match="needs a negative prompt's tensors, got none"):
+            family.velocity(x, t, alone)
 
 
 @pytest.mark.parametrize("size", [(24, 64), (40, 16)])
@@ -82,7 +124,7 @@ def test_guidance_in_two_passes_matches_one_pass(name, checkpoints):
 def test_prompts_and_guidance_move_the_velocity(name, checkpoints):
     """Or the comparisons above would say nothing about them."""
     family = load(name, checkpoints(name)["sharded"])
-    text = text_of(family, PROMPTS[:2], PROMPTS[3])
+    text = encoded(family, PROMPTS[:2], away=PROMPTS[3])
     x, t = torch.randn(2, *family.latent_shape), torch.tensor([0.9, 0.9])
     with torch.no_grad():
         velocity = family.velocity(x, t, text)
@@ -104,11 +146,13 @@ def test_the_network_gets_the_noise_level_as_precisely_as_from_the_pipeline(name
         seen.append(keywords["timestep"] if "timestep" in keywords else given[1])
 
     family.transformer.register_forward_pre_hook(record, with_kwargs=True)
-    family._pipeline(
-        prompt=PROMPTS[:1], height=32, width=32, num_inference_steps=7, output_type="latent",
-        **case.limit, **case.keywords(1.0, [case.away]), **case.of_size(32, 32),
-    )  # fmt: skip
-    theirs, text = seen.copy(), family.encode(PROMPTS[:1])
+    edited = pictures(1, 32, 32) if family.only_edits else None
+    with case.given_sources(32, 32):
+        family._pipeline(
+            prompt=PROMPTS[:1], height=32, width=32, num_inference_steps=7, output_type="latent",
+            **case.limit, **case.keywords(1.0, [case.away]), **case.of_size(32, 32), **as_images(edited),
+        )  # fmt: skip
+    theirs, text = seen.copy(), encoded(family, PROMPTS[:1], edited)
     seen.clear()
     for t in family.pipeline_times(7)[:-1].tolist():
         family.velocity(torch.randn(1, *family.latent_shape), torch.tensor([t]), text)
@@ -127,7 +171,7 @@ def test_the_example_of_a_prompt_is_like_a_prompt(name, checkpoints):
     }
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "token_count" in vars(family_class(name))])
+@pytest.mark.parametrize("name", [name for name in NAMES if counts_itself(name)])
 def test_tokens_are_counted_with_the_template(name, checkpoints):
     """A character is a token here; the limit is that of the case."""
     tokens = module_of(name).CASE.tokens
@@ -151,7 +195,7 @@ def test_tokens_are_counted_with_the_template(name, checkpoints):
 def test_a_trained_policy_is_saved_and_loads_in_diffusers(name, rank, checkpoints, tmp_path):
     """Two updates, with the activations computed again; the reference stays the base."""
     family = load(name, checkpoints(name)["sharded"])
-    text = family.encode(PROMPTS[:2])
+    text = encoded(family, PROMPTS[:2])
     x, t = torch.randn(2, *family.latent_shape), torch.tensor([0.9, 0.2])
     base = family.velocity(x, t, text).detach()
     family.prepare_training(TuningOptions(rank, 8.0, ("to_q", "to_out.0"), True, None), 0)

@@ -19,7 +19,7 @@ from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.quantised import parts
 from chunk_grpo.families.sharding import block_names
 from tests.families.conftest import disturb, of_peft, options, velocity
-from tests.families.parity import PROMPTS, load, module_of, text_of
+from tests.families.parity import PROMPTS, encoded, load, module_of
 from tests.families.small_parts import TINY
 
 PRECISIONS: tuple[BasePrecision, ...] = get_args(BasePrecision)
@@ -66,7 +66,7 @@ def test_every_family_trains_an_adapter_beside_it(name, precision, checkpoints, 
         return load(name, checkpoints(name)["bf16"], dtype=torch.bfloat16, base_precision=precision)
 
     base, family = loaded(precision), loaded(precision)
-    text = text_of(base, PROMPTS[:2], module_of(name).CASE.away)
+    text = encoded(base, PROMPTS[:2], away=module_of(name).CASE.away)
     x = torch.randn(2, *base.latent_shape, generator=torch.Generator().manual_seed(6))
 
     def seen(model: Any) -> Tensor:

@@ -20,7 +20,7 @@ from chunk_grpo.families.registry import load_family
 from chunk_grpo.families.tracing import text_bytes
 from chunk_grpo.planning.models import read_checkpoint
 from chunk_grpo.shapes.prompts import all_prompts
-from tests.families.parity import PROMPTS, load
+from tests.families.parity import PROMPTS, encoded, load
 from tests.families.small_parts import TINY
 
 PRECISIONS: tuple[BasePrecision, ...] = get_args(BasePrecision)
@@ -47,7 +47,7 @@ def apart(found: Tensor, whole: Tensor) -> Tensor:
 def test_layers_bytes_and_embeddings_of_every_family(name: str, checkpoints: Any) -> None:
     folder = checkpoints(name)["bf16"]
     whole = load(name, folder, dtype=torch.bfloat16)
-    expected, before = whole.encode(PROMPTS), 0.0
+    expected, before = encoded(whole, PROMPTS), 0.0
     for precision in PRECISIONS:
         family = load(name, folder, dtype=torch.bfloat16, text_precision=precision)
         layers = {id(layer.weight) for each in encoders(family) for layer in layers_of_blocks(each)}
@@ -64,7 +64,7 @@ def test_layers_bytes_and_embeddings_of_every_family(name: str, checkpoints: Any
             family.transformer.parameters(), whole.transformer.parameters(), strict=True
         ):
             assert torch.equal(weight, plain)
-        found = family.encode(PROMPTS)
+        found = encoded(family, PROMPTS)
         largest = max(
             float(apart(found[key], tensor).max())
             for key, tensor in expected.tensors.items()

@@ -14,7 +14,7 @@ from chunk_grpo.parallel import Workers
 class SizedEncoder:
     """A text encoder whose result depends on the number of texts, as rounding does."""
 
-    def encode(self, texts: Sequence[str], pictures: object = None) -> Conditioning:
+    def encode(self, texts: Sequence[str], pictures: object = None, away: object = None) -> Conditioning:
         return Conditioning({"embeds": torch.tensor([[len(text), len(texts)] for text in texts])})
 
 

@@ -20,7 +20,8 @@ from tests.conftest import ORDER, Workspace
 from tests.families.parity import load, module_of
 from tests.shapes_scorers import shapes_scorer
 
-KONTEXT = "flux_kontext"
+NEGATIVE = {"flux_kontext": {"prompt_embeds", "pooled"}, "qwen_image_edit": None}
+"""By family: tensors of the negative prompt; None: each row has its own."""
 REWARD = '''
 import numpy as np
 
@@ -45,9 +46,9 @@ def write_set(root: Path) -> None:
     (root / "edit_rewards.py").write_text(REWARD)
 
 
-def use_set(raw: dict[str, Any], checkpoint: Path) -> None:
-    case = module_of(KONTEXT).CASE
-    raw["model"].update(family=KONTEXT, checkpoint=str(checkpoint), max_sequence_length=case.tokens)
+def use_set(raw: dict[str, Any], name: str, checkpoint: Path) -> None:
+    case = module_of(name).CASE
+    raw["model"].update(family=name, checkpoint=str(checkpoint), max_sequence_length=case.tokens)
     raw["prompts"].update(
         source="file", train_file={"path": "edits/edits.csv", "picture_field": "source"}, wise_count=0
     )
@@ -60,15 +61,22 @@ def use_set(raw: dict[str, Any], checkpoint: Path) -> None:
     raw["train"]["heldout"]["scorers"] = []
 
 
-@pytest.fixture
-def editing(workspace: Workspace, tmp_path: Path) -> Workspace:
-    module_of(KONTEXT).random_pipeline().save_pretrained(tmp_path / "checkpoint")
+def edited_by(name: str, workspace: Workspace, checkpoint: Path) -> Workspace:
+    """The workspace with the set and the random checkpoint of a family."""
+    module_of(name).random_pipeline().save_pretrained(checkpoint)
     write_set(workspace.root)
-    workspace.edit(lambda raw: use_set(raw, tmp_path / "checkpoint"))
+    workspace.edit(lambda raw: use_set(raw, name, checkpoint))
     return Workspace(workspace.root, scorer="kept")
 
 
-def test_pictures_reach_network_reward_and_report(editing: Workspace, tmp_path: Path) -> None:
+@pytest.fixture
+def editing(workspace: Workspace, tmp_path: Path) -> Workspace:
+    return edited_by("flux_kontext", workspace, tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("name", NEGATIVE)
+def test_pictures_reach_network_reward_and_report(name: str, workspace: Workspace, tmp_path: Path) -> None:
+    editing = edited_by(name, workspace, tmp_path / "checkpoint")
     for stage in (*ORDER, "report"):
         if stage == "report":  # of the variant that was run alone
             editing.edit(lambda raw: raw.update(variants={editing.variant: raw["variants"][editing.variant]}))
@@ -81,8 +89,9 @@ def test_pictures_reach_network_reward_and_report(editing: Workspace, tmp_path: 
     pictures = [fitted(read_picture(editing.root / "edits" / row["source"]), 32, 32) for row in rows]
     with open_embeddings(editing.artifacts / "embeddings" / "evaluation") as stored:
         read = stored.read([stored.row_of[p["prompt_id"], p["prompt"]] for p in prompts])
-        assert set(stored.negative()) == {"prompt_embeds", "pooled"}
-    family = load(KONTEXT, tmp_path / "checkpoint")
+        negative = stored.negative()
+        assert NEGATIVE[name] == (None if negative is None else set(negative))
+    family = load(name, tmp_path / "checkpoint")
     latents = family.encode([row["prompt"] for row in rows], pictures).tensors["source"]
     for place, prompt in enumerate(prompts):
         (number,) = (n for n, each in enumerate(latents) if (each - read["source"][place]).abs().max() < 1e-5)
@@ -126,6 +135,16 @@ def test_a_family_that_edits_nothing_is_refused_before_any_work(
     editing.edit(lambda raw: raw["model"].update(family="flux"))
     assert editing.run("inputs") == 2
     assert "model.family: flux edits no pictures; choose a family that does" in capsys.readouterr().err
+
+
+def test_a_family_that_only_edits_is_refused_before_any_work(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workspace.edit(lambda raw: raw["model"].update(family="qwen_image_edit"))
+    assert workspace.run("inputs") == 2
+    assert "model.family: qwen_image_edit only edits pictures, got prompts without; name the pictures by" in (
+        capsys.readouterr().err
+    )
 
 
 def test_a_missing_picture_is_named(editing: Workspace, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Each family runs through all stages."""
+"""Each family runs through all stages; those that only edit in tests/stages/test_editing.py."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,11 @@ def test_a_family_from_elsewhere_is_encoded_profiled_trained_and_drawn(workspace
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name == USUAL else pytest.mark.slow) for name in family_names()],
+    [
+        pytest.param(name, marks=() if name == USUAL else pytest.mark.slow)
+        for name in family_names()
+        if not family_class(name).only_edits
+    ],
 )
 def test_a_family_is_encoded_profiled_trained_and_drawn(
     name: str, workspace: Workspace, tmp_path: Path

@@ -173,7 +173,7 @@ def loaded(job: Job, prompts: PromptSet) -> tuple[DiffusersFamily, Conditioning]
         other = parity.load(job.family, Path(job.checkpoint), **options)
         sources = parity.module_of(job.family).CASE.sources
         edited = parity.pictures(len(prompts), *sources[0]) if sources else None
-        return other, other.encode(prompts.texts, edited)
+        return other, other.encode(prompts.texts, edited, prompts.texts[0])
     return two_blocks(replace(OPTIONS, **options)), prompts.conditioning.to(job.device)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -12,12 +13,13 @@ from torch.nn.functional import pad
 
 from chunk_grpo.families.diffusers_family import DiffusersFamily
 from chunk_grpo.families.packing import to_pixels
+from chunk_grpo.families.sources import followed
 
 
 class QwenImageFamily(DiffusersFamily):
     """Qwen-Image. Text: tokens of Qwen2.5-VL, and a mask."""
 
-    pipeline_class = QwenImagePipeline
+    pipeline_class: ClassVar[Any] = QwenImagePipeline
     network_class = QwenImageTransformer2DModel
     components: ClassVar = {
         "text": ("text_encoder", "tokenizer"),
@@ -29,7 +31,7 @@ class QwenImageFamily(DiffusersFamily):
     @classmethod
     def token_count(cls, tokenizer: Any, prompt: str) -> int:
         """Tokens of a prompt in the template, without the template's first ones, which the network does not get."""
-        template = cls.pipeline_class(None, None, None, None, None)
+        template = cls.pipeline_class(**dict.fromkeys(inspect.signature(cls.pipeline_class).parameters))
         text = template.prompt_template_encode.format(prompt)
         return super().token_count(tokenizer, text) - int(template.prompt_template_encode_start_idx)
 
@@ -41,13 +43,19 @@ class QwenImageFamily(DiffusersFamily):
 
     def text_tensors(self, prompts: Sequence[str]) -> Mapping[str, Tensor]:
         """`prompt_embeds` [B, T, E], padded with zeros, and `mask` [B, T], which is False there."""
-        limit = self._options.max_sequence_length
+        return self._encoded(prompts, self._options.max_sequence_length)
+
+    def _encoded(self, prompts: Sequence[str], length: int, **shown: Any) -> Mapping[str, Tensor]:
+        """Tensors [B, T, ...] of the text encoder's outputs, padded to `length`, by what the pipeline shows it."""
         found, mask = self._pipeline.encode_prompt(
-            list(prompts), device=self.device, max_sequence_length=limit
+            list(prompts),
+            device=self.device,
+            max_sequence_length=self._options.max_sequence_length,
+            **shown,
         )
         if mask is None:
             mask = torch.ones(found.shape[:2], device=found.device)
-        more = limit - found.shape[1]
+        more = length - found.shape[1]  # less than 0: the text is cut off
         return {"prompt_embeds": pad(found, (0, 0, 0, more)), "mask": pad(mask.bool(), (0, more))}
 
     def text_example(self, tokens: int) -> Mapping[str, Tensor]:
@@ -59,16 +67,19 @@ class QwenImageFamily(DiffusersFamily):
         }
 
     def network_output(self, network: nn.Module, x: Tensor, t: Tensor, text: Mapping[str, Tensor]) -> Tensor:
-        """Velocity [B, L, D]."""
+        """Velocity [B, L, D]. Tokens of a source follow those of the image, as a further frame."""
+        source, frames = text.get("source"), [(1, self._rows, self._columns)]
+        if source is not None:
+            frames.append((1, source.shape[2], source.shape[3]))
         output: Tensor = network(
-            hidden_states=x,
+            hidden_states=x if source is None else followed(x, source),
             timestep=t.to(x.dtype),
             encoder_hidden_states=text["prompt_embeds"],
             encoder_hidden_states_mask=text["mask"],
-            img_shapes=[[(1, self._rows, self._columns)]] * len(x),
+            img_shapes=[frames] * len(x),
             return_dict=False,
         )[0]
-        return output
+        return output[:, : x.shape[1]]
 
     def unused_modules(self) -> Sequence[nn.Module]:
         """The text's part of the last block, but for its keys and values."""
@@ -83,13 +94,17 @@ class QwenImageFamily(DiffusersFamily):
 
     def vae_latents(self, latents: Tensor) -> Tensor:
         """Latent pixels [B, C, 1, 2 R, 2 K] on the VAE's scale, a video of one frame."""
+        mean, std = self._channels(latents)
+        return to_pixels(latents, self._rows).unsqueeze(2) * std + mean
+
+    def _channels(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation [1, C, 1, 1, 1] of each channel of latent pixels, by the VAE."""
         config = self._pipeline.vae.config
         mean, std = (
-            torch.tensor(values, device=latents.device, dtype=latents.dtype).view(1, -1, 1, 1, 1)
+            torch.tensor(values, device=like.device, dtype=like.dtype).view(1, -1, 1, 1, 1)
             for values in (config.latents_mean, config.latents_std)
         )
-        scaled: Tensor = to_pixels(latents, self._rows).unsqueeze(2) * std + mean
-        return scaled
+        return mean, std
 
 
 FAMILY = QwenImageFamily

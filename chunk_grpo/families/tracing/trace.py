@@ -19,6 +19,7 @@ from chunk_grpo.config.models import BasePrecision
 from chunk_grpo.families.base import Conditioning
 from chunk_grpo.families.diffusers_family import DiffusersFamily
 from chunk_grpo.families.quantised import layers_of_blocks, parts, quantise, quantiser
+from chunk_grpo.families.sources import needs_pictures
 from chunk_grpo.families.tracing.build import (
     fake_tensors,
     faked,
@@ -41,6 +42,7 @@ from chunk_grpo.families.tracing.sizes import (
 )
 from chunk_grpo.families.tracing.units import EqualBlocks, by_kind, extrapolate, keep_three, record_visits
 from chunk_grpo.families.tracing.values import Values
+from chunk_grpo.image_files import AWAY
 
 _SMALLEST = 4096
 """Values of the smallest matrix whose moments `adamw-8bit` quantises."""
@@ -58,7 +60,7 @@ def network_sizes(what: Traced) -> NetworkSizes:
         family, runs = _prepared(what)
         network = family.transformer
         trained, rows = _trained(network, runs)
-        text, edited = family.text_example(what.tokens), _source(family, what)
+        text, edited = _text(family, what), _source(family, what)
     read = sum(tensor.numel() for tensor in edited.values()) // family.latent_shape[1]
     return NetworkSizes(
         latent_shape=family.latent_shape,
@@ -235,10 +237,10 @@ def _copied(network: nn.Module, runs: Sequence[EqualBlocks] = ()) -> tuple[nn.Mo
 
 
 def _inputs(family: DiffusersFamily, what: Traced) -> tuple[Tensor, Tensor, Conditioning]:
-    one = family.text_example(what.tokens)
+    one = _text(family, what)
     all_of_one = {**one, **_source(family, what)}
     tensors = {name: each.repeat(what.images, *(1,) * (each.ndim - 1)) for name, each in all_of_one.items()}
-    negative = None if what.cfg_scale == 1 else dict(one)
+    negative = None if what.cfg_scale == 1 or family.only_edits else dict(one)
     return (
         torch.zeros(what.images, *family.latent_shape),
         torch.zeros(what.images),
@@ -246,9 +248,17 @@ def _inputs(family: DiffusersFamily, what: Traced) -> tuple[Tensor, Tensor, Cond
     )
 
 
+def _text(family: DiffusersFamily, what: Traced) -> Mapping[str, Tensor]:
+    """Tensors [1, ...] of a prompt, and of the negative prompt if each row has its own."""
+    text = family.text_example(what.tokens)
+    return {**text, **({AWAY + name: each for name, each in text.items()} if family.only_edits else {})}
+
+
 def _source(family: DiffusersFamily, what: Traced) -> Mapping[str, Tensor]:
-    """Tensors [1, ...] of a picture to edit; none if there is none."""
+    """Tensors [1, ...] of a picture to edit; none if there is none. ConfigError unless the family takes that."""
     if what.source is None:
+        if family.only_edits:
+            raise needs_pictures(type(family).__module__)
         return {}
     found = family.source_tensors(torch.zeros(1, 3, *what.source))
     return {name: tensor.to(getattr(torch, what.element)) for name, tensor in found.items()}
