@@ -134,7 +134,7 @@ def template(shell: Shell, tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("prefect.toml", "prefect.yaml"):
         shutil.copy(REPOSITORY / name, folder)
-    for preset, variants in (("tiny", "chunk-ws"), ("smoke", "pair")):
+    for preset, variants in (("tiny", "tiny"), ("smoke", "pair")):
         file = folder / "conf" / "preset" / f"{preset}.yaml"
         text = file.read_text().replace(f"/variants: {variants}", "/variants: small")
         file.write_text(text.replace("  train: null ", "  train: gpu "))

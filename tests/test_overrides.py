@@ -83,7 +83,7 @@ def test_rejects_invalid_override(override: str, message: str, raw: dict[str, An
 
 def test_only_some_variants(raw: dict[str, Any]) -> None:
     assert list(changed(raw, variants=["chunk-ws", "dance"])["variants"]) == ["chunk-ws", "dance"]
-    with pytest.raises(ConfigError, match=r"changed: variants must be of dance, chunk-ws, got other"):
+    with pytest.raises(ConfigError, match=r"changed: variants must be of dance, chunk-ws, nft, got other"):
         changed(raw, variants=["chunk-ws", "other"])
     with pytest.raises(ConfigError, match="variants"):
         changed(raw, variants=[])

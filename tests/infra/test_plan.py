@@ -22,7 +22,8 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_answer_stands_last(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("plan", []) == 0
     printed = capsys.readouterr().out
-    assert printed.splitlines()[-1].startswith("1 x H100 of 80 GB: yes, ")
+    answer = printed.rpartition("--all prints")[2]
+    assert "\n1 x H100 of 80 GB: yes, " in answer and answer.endswith("to \ndownload.\n")
     assert "What is off" in printed and "The same run on other cards" in printed
     assert "Memory of a GPU" not in printed
 
@@ -65,7 +66,7 @@ def test_an_unknown_variant_is_refused_before_anything_is_traced(
 ) -> None:
     monkeypatch.setattr("chunk_grpo.planning.plan.make_plan", None)
     assert call("plan", ["--variant", "chunkws"]) == 2
-    assert capsys.readouterr().err == "error: --variant: must be one of chunk-ws, got chunkws\n"
+    assert capsys.readouterr().err == "error: --variant: must be one of dance, chunk-ws, nft, got chunkws\n"
 
 
 def test_strict_ends_with_2_if_something_cannot_work(capsys: pytest.CaptureFixture[str]) -> None:

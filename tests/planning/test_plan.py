@@ -224,7 +224,7 @@ def test_the_first_sentence_and_the_cards() -> None:
     toy = plan(load_own(), 1)
     assert toy.downloads == 0
     assert not [finding for finding in toy.findings if "a checkpoint takes" in finding.text]
-    assert " s (training: chunk-ws " in summary(toy)
+    assert " s (training: dance " in summary(toy)
     cards = {card.gpu: card for card in found.cards}
     assert next(iter(cards)) == "RTX4090" and cards["RTX4090"].left < 0 < cards["H100"].left
     assert cards["H100"].hours == pytest.approx(found.total.hours)
