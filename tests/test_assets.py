@@ -8,11 +8,17 @@ import pytest
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.diffusers_family import DiffusersFamily
 from chunk_grpo.families.models.flux import FluxFamily
+from chunk_grpo.families.models.flux_kontext import FluxKontextFamily
 from chunk_grpo.families.models.sd3 import SD3Family
+from chunk_grpo.shapes.edits import all_instructions
 from chunk_grpo.shapes.prompts import all_prompts, knowledge_prompts
 
 ASSETS = Path(__file__).parents[1] / "assets"
-TOYS: dict[str, type[DiffusersFamily]] = {"tiny-flux": FluxFamily, "tiny-sd3": SD3Family}
+TOYS: dict[str, type[DiffusersFamily]] = {
+    "tiny-flux": FluxFamily,
+    "tiny-sd3": SD3Family,
+    "tiny-kontext": FluxKontextFamily,
+}
 SHARED = {"vae": "vae", "text_encoder_3": "text_encoder_2", "tokenizer_3": "tokenizer_2"}
 """Folders of the toy SD3, and those of the toy FLUX with the same files."""
 
@@ -38,11 +44,13 @@ def test_every_file_has_its_hash(name: str) -> None:
 @pytest.mark.parametrize("name", TOYS)
 def test_every_word_of_every_caption_is_one_token(name: str) -> None:
     family = TOYS[name].load(LoadOptions(str(ASSETS / name), height=32, width=32), parts=("text",))
+    captions = [spec.prompt for spec in all_prompts() + knowledge_prompts()]
+    texts = {**dict.fromkeys(TOYS, captions), "tiny-kontext": [each.prompt for each in all_instructions()]}
     for encoder, (folder, _) in family.tokenizers.items():
         tokens, is_t5 = getattr(family._pipeline, folder), encoder == "T5"
-        for spec in all_prompts() + knowledge_prompts():
-            words = spec.prompt.split()
-            ids = tokens(spec.prompt).input_ids
+        for text in texts[name]:
+            words = text.split()
+            ids = tokens(text).input_ids
             assert (
                 len(ids) == len(words) + (1 if is_t5 else 2) <= tokens.model_max_length
             )  # end; start and end
