@@ -125,8 +125,8 @@ def check_files(checkpoint: str, pipeline_class: Any, components: Iterable[str])
     if not folder.exists():
         raise DataError(
             f"model.checkpoint: the folder {checkpoint} does not exist. Give a folder in the diffusers layout or a hub "
-            "id such as black-forest-labs/FLUX.1-dev; the toys are assets/tiny-flux and assets/tiny-sd3 (git checkout "
-            "assets)."
+            "id such as black-forest-labs/FLUX.1-dev; the toys are assets/tiny-flux, assets/tiny-sd3 and "
+            "assets/tiny-kontext (git checkout assets)."
         )
     if not index.exists():
         raise DataError(
