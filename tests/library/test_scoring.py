@@ -10,7 +10,7 @@ import pytest
 from chunk_grpo.artifacts import write_rows
 from chunk_grpo.artifacts.kept import Kept
 from chunk_grpo.image_files import encode_png
-from chunk_grpo.library.scoring import GROUP, ImageTables, score_rows, whole_groups
+from chunk_grpo.library.scoring import GROUP, ImageTables, score_rows, too_many_refused, whole_groups
 from chunk_grpo.parallel import Workers
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from tests.shapes_scorers import shapes_scorer
@@ -77,3 +77,13 @@ def test_a_scorer_gets_as_many_images_as_it_takes_at_once(
     assert sizes == handed
     assert len(list(score_rows("vivid", scorer, images, prompts, kept, Workers()))) == 30
     assert sizes == handed  # the second time they were there
+
+
+@pytest.mark.parametrize(("refused", "rest"), [(50, ""), (51, "\n  and 1 more")])
+def test_fifty_refused_images_are_listed(refused: int, rest: str) -> None:
+    rows = [
+        {"mode": "tuned", "train_seed": 0, "prompt_id": "p", "sample": n, "refusal": "no"}
+        for n in range(refused)
+    ]
+    said = str(too_many_refused("judge", rows, 100, 0.1, {"p": {"prompt": "a cat"}}))
+    assert said.endswith(f"'a cat'), sample 49: no{rest}")
