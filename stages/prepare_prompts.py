@@ -1,4 +1,4 @@
-"""Choose the prompts of every split: of the toy world, from files and benchmarks; write the pictures they edit."""
+"""Choose the prompts of every split, from the toy world, files and benchmarks, and write the pictures to edit."""
 
 import functools
 import logging

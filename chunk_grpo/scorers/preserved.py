@@ -48,8 +48,8 @@ def unmoved(image: Pictures, source: Pictures) -> FloatArray:
 def structural_similarity(image: Pictures, source: Pictures) -> FloatArray:
     """SSIM of two pictures [H, W, 3] at each pixel, mean of the colours: [H, W] in [-1, 1].
 
-    Source: Wang, Bovik, Sheikh and Simoncelli 2004 (doi:10.1109/TIP.2003.819861), Eq. (13) to (16). Beyond the edges
-    a picture goes on mirrored.
+    Source: Wang, Bovik, Sheikh and Simoncelli 2004 (doi:10.1109/TIP.2003.819861), Eq. (13) to (16). Pictures are
+    mirrored at their edges.
     """
     x, y = image.astype(float), source.astype(float)
     mean_x, mean_y = _windowed(x), _windowed(y)

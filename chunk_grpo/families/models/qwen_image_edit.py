@@ -23,7 +23,7 @@ from chunk_grpo.families.sources import as_pixels, needs_pictures, token_grid
 from chunk_grpo.image_files import AWAY
 
 _SHOWN = 235 + len("Picture 1: ") + 2
-"""Most tokens before a prompt: of its picture, of any ratio up to 30, and of the words around it."""
+"""Largest number of tokens before a prompt: of a picture whose ratio is at most 30, and of the words around it."""
 
 
 class PictureProcessor(Qwen2VLProcessor):  # type: ignore[misc]  # transformers has no types for it
