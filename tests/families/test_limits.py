@@ -10,6 +10,7 @@ import torch
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.base import Conditioning, LoadOptions
 from chunk_grpo.families.diffusers_family import DiffusersFamily
+from chunk_grpo.families.models.qwen_image_21 import QwenImage21Family
 from chunk_grpo.families.registry import check_checkpoint
 from tests.families.conftest import edit_json
 from tests.families.parity import load, module_of
@@ -78,6 +79,19 @@ def test_the_longest_text_of_qwen_image(tmp_path, monkeypatch):
     monkeypatch.setattr("chunk_grpo.families.diffusers_family.check_limits", lambda *given: None)
     with pytest.raises(RuntimeError):
         passes(load("qwen_image", folder, height=32, width=64, max_sequence_length=4093), 4093)
+
+
+def test_a_family_whose_token_is_a_latent_pixel_takes_any_number_of_them(tmp_path):
+    """Unless it states another step; a VAE alone, as decoding loads it, has no patches of a network."""
+
+    class OfPixels(QwenImage21Family):
+        side_step = DiffusersFamily.side_step
+
+    folder = saved("qwen_image_21", tmp_path)
+    family = OfPixels.load(LoadOptions(str(folder), height=48, width=80), ("vae",))
+    assert (family._rows, family._columns) == (3, 5)
+    with pytest.raises(ConfigError, match=r"must be multiples of 16 for .*, got 48 and 72"):
+        OfPixels.load(LoadOptions(str(folder), height=48, width=72), ("vae",))
 
 
 def test_positions_of_a_text_encoder(tmp_path):
