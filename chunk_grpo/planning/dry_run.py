@@ -96,7 +96,10 @@ _FOUND: dict[str, IterationCounts] = {}
 
 
 def _plain(train: TrainParams, iterations: int) -> dict[str, Any]:
-    """Values without an early end, parts on other devices and other packages, which change no count."""
+    """Values without an early end, and without what changes no count.
+
+    That is parts on other devices, other packages, shards, adapters, compiled blocks and recomputed ones.
+    """
     heldout = {"every": iterations, "scorers": (), "patience": None, "keep_best": False, "controller": None}
     return {
         "iterations": iterations,
@@ -105,6 +108,11 @@ def _plain(train: TrainParams, iterations: int) -> dict[str, Any]:
         "heldout": train.heldout.model_copy(update=heldout),
         "optimizer": "adamw",
         "offload": (),
+        "lora": None,
+        "shard_weights": False,
+        "hybrid_sharding": False,
+        "compile": False,
+        "gradient_checkpointing": False,
     }
 
 

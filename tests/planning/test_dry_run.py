@@ -96,4 +96,10 @@ def test_a_window_trains_its_steps_only() -> None:
 
 def test_what_changes_no_count_is_trained_once() -> None:
     assert of(FLUX, "chunk") is of(FLUX, "chunk-ws")
-    assert of(FLUX, "chunk") is of(edited(FLUX, train={"offload": ("vae",)}), "chunk")
+    adapter = {"rank": 4, "alpha": 4.0, "targets": ("to_q",)}
+    for change in (
+        {"offload": ("vae",)},
+        {"lora": adapter, "shard_weights": False, "hybrid_sharding": False},
+        {"gradient_checkpointing": 0.5, "compile": True},
+    ):
+        assert of(FLUX, "chunk") is of(edited(FLUX, train=change), "chunk")
