@@ -300,7 +300,7 @@ CASES: Mapping[str, tuple[TuningOptions | None, dict[str, Any]]] = {
 
 
 DEFAULT = {("flux", "frozen"), ("flux", "all, checkpointing, bfloat16"), ("flux", "guided in two passes")}
-DEFAULT |= {("sd3", "frozen"), ("sd3", "adapter"), ("flux", "adapter, int8"), ("flux", "adapter, nf4")}
+DEFAULT |= {("sd3", "frozen"), ("sd3", "adapter"), ("flux", "adapter, int8")}
 
 
 @pytest.mark.parametrize(
