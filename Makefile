@@ -57,8 +57,8 @@ serve: $(STAMP) ## start Prefect server, workers and deployments; stop with Ctrl
 worker: $(STAMP) ## start a worker for the server of PREFECT_API_URL; stop with Ctrl-C (POOL=gpu)
 	$(BIN)/chunk-grpo worker --pool $(POOL)
 
-smoke: $(STAMP) ## run the smallest preset end to end through a temporary Prefect server
-	$(BIN)/python -m infra.smoke
+smoke: $(STAMP) ## run the smallest preset end to end through a temporary Prefect server (PRESET=smoke-sd3)
+	$(BIN)/python -m infra.smoke $(if $(filter file default,$(origin PRESET)),,--preset $(PRESET))
 
 tools: $(TOOLS) ## install what the targets below need
 
