@@ -48,7 +48,7 @@ def test_edits_are_listed_and_kept(preset: str, root: Path) -> None:
     assert str(caught.value).splitlines() == [
         "params.yaml: holds edits, which would be lost:",
         "  train.seeds: [3]; the preset has [0, 1, 2]",
-        "  train.iterations: 7; the preset has 24",
+        "  train.iterations: 7; the preset has 16",
         "  train.own: added: 1",
         "params.yaml: holds the edits above, and was left as it is. Copy the file, or move the edits to a new preset "
         "in conf/preset/; `chunk-grpo params compose --force` (make params FORCE=1) overwrites it.",

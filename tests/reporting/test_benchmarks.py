@@ -158,7 +158,7 @@ def test_full_benchmark_reports_overall_score(small: Run, monkeypatch: pytest.Mo
     assert row_of(markdown, title, "base") == ["0.20", "0.50", *["0.00"] * 4, "0.164"]
     assert "Not GenEval" not in markdown
     assert summary["chunk"]["tuned"]["wise_knowledge_overall"]["difference"] == pytest.approx(0.25)
-    differs = "GenEval (things: another detector, images per prompt: 2, not 4). Tables"
+    differs = "GenEval (things: another detector, images per prompt: 1, not 4). Tables"
     assert f"The paper’s benchmarks: {differs}" in markdown
 
 
