@@ -122,22 +122,20 @@ def test_a_hub_id_without_a_network_is_read_from_the_hubs_cache(tmp_path):
     shutil.copytree(TINY, cached / "snapshots" / commit)
     (cached / "refs").mkdir()
     (cached / "refs/main").write_text(commit)
-    code = (
-        "from chunk_grpo.families.base import LoadOptions\n"
-        "from chunk_grpo.families.registry import load_family\n"
-        "import sys\n"
-        "options = LoadOptions('somebody/tiny', sys.argv[1], height=32, width=32, max_sequence_length=8)\n"
-        "family = load_family('flux', options, ('text', 'transformer', 'vae'))\n"
-        "print(family.latent_shape)\n"
-    )
-    hub = {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-
-    def loaded(revision):
-        return subprocess.run(
-            [sys.executable, "-c", code, revision], env={**os.environ, **hub}, capture_output=True, text=True
-        )
-
-    assert loaded(commit).stdout == "(16, 32)\n"
-    other = loaded("b" * 40).stderr
+    code = """
+import sys
+from chunk_grpo.families.base import LoadOptions
+from chunk_grpo.families.registry import load_family
+for revision in sys.argv[1:]:
+    options = LoadOptions("somebody/tiny", revision, height=32, width=32, max_sequence_length=8)
+    print(load_family("flux", options, ("text", "transformer", "vae")).latent_shape)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code, commit, "b" * 40],
+        env={**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.stdout == "(16, 32)\n"
+    other = ended.stderr
     assert f"cannot download somebody/tiny (revision {'b' * 40})" in other
     assert "HF_HUB_OFFLINE is set, so only what is in its cache is read" in other
