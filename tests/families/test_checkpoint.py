@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chunk_grpo.errors import ConfigError
+from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.weights.checkpoint import check_files
@@ -139,3 +139,15 @@ for revision in sys.argv[1:]:
     other = ended.stderr
     assert f"cannot download somebody/tiny (revision {'b' * 40})" in other
     assert "HF_HUB_OFFLINE is set, so only what is in its cache is read" in other
+
+
+def test_a_package_that_a_processor_asks_for_is_to_be_installed(monkeypatch):
+    def asking(*args, **options):
+        raise ImportError("\nPixtralImageProcessor requires the Torchvision library but it was not found.\n")
+
+    monkeypatch.setattr(FluxFamily.pipeline_class, "from_pretrained", asking)
+    asked = "PixtralImageProcessor requires the Torchvision library but it was not found"
+    with pytest.raises(
+        DataError, match=rf"not installed \({asked}\)\. Install that package: .* install NAME$"
+    ):
+        FluxFamily.load(LoadOptions(str(TINY), height=32, width=32, max_sequence_length=8), ("text",))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -95,6 +96,11 @@ def load_pipeline(
     try:
         with quiet():
             pipeline = pipeline_class.from_pretrained(folder, local_files_only=True, **networks, **left_out)
+    except ImportError as error:  # such as torchvision, which processors of pictures ask for
+        raise DataError(
+            f"{folder}: {pipeline_class.__name__} needs a package that is not installed "
+            f"({one_line(error)}). Install that package: {sys.executable} -m pip install NAME"
+        ) from error
     except Exception as error:  # tokenizers and schedulers raise anything for wrong files
         raise DataError(
             f"{folder}: cannot be loaded as {pipeline_class.__name__} ({error}). Download the checkpoint again."
