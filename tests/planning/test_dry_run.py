@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import pytest
+
+from chunk_grpo.planning import dry_run
 from chunk_grpo.planning.counters import Count
 from chunk_grpo.planning.dry_run import IterationCounts, count_iteration
 from tests.planning.planned import edited, preset, with_variant
@@ -103,3 +106,26 @@ def test_what_changes_no_count_is_trained_once() -> None:
         {"gradient_checkpointing": 0.5, "compile": True},
     ):
         assert of(FLUX, "chunk") is of(edited(FLUX, train=change), "chunk")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {
+            "lora": {"rank": 4, "alpha": 4.0, "targets": ("to_q",)},
+            "shard_weights": False,
+            "hybrid_sharding": False,
+        },
+        {"gradient_checkpointing": 0.5},
+    ],
+)
+def test_what_is_left_out_of_the_dry_run_changes_no_count(
+    change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = edited(FLUX, train=change | {"kl_coef": 0.04})
+    found, plain = of(params, "chunk"), dry_run._plain
+    monkeypatch.setattr(
+        dry_run, "_plain", lambda *args: {k: v for k, v in plain(*args).items() if k not in change}
+    )
+    again = of(params, "chunk")
+    assert again == found and again is not found

@@ -23,7 +23,7 @@ from chunk_grpo.families.sources import as_pixels, needs_pictures, token_grid
 from chunk_grpo.image_files import AWAY
 
 _SHOWN = 235 + len("Picture 1: ") + 2
-"""Largest number of tokens before a prompt: of a picture whose ratio is at most 30, and of the words around it."""
+"""Most tokens before a prompt. A picture with a ratio of at most 30 takes up to 235, the words around it the rest."""
 
 
 class PictureProcessor(Qwen2VLProcessor):  # type: ignore[misc]  # transformers has no types for it

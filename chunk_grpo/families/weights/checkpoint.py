@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -99,7 +98,7 @@ def load_pipeline(
     except ImportError as error:  # such as torchvision, which processors of pictures ask for
         raise DataError(
             f"{folder}: {pipeline_class.__name__} needs a package that is not installed "
-            f"({one_line(error)}). Install that package: {sys.executable} -m pip install NAME"
+            f"({one_line(error)}). Install that package (`pip install NAME`)."
         ) from error
     except Exception as error:  # tokenizers and schedulers raise anything for wrong files
         raise DataError(
