@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 def derive_seed(*parts: str | int) -> int:
@@ -15,4 +17,6 @@ def derive_seed(*parts: str | int) -> int:
 
 def generator(*parts: str | int) -> torch.Generator:
     """CPU generator at the start of the stream named by `parts`."""
+    import torch  # the stage `inputs` derives seeds only, and runs at every `dvc repro`: torch takes 1.5 s
+
     return torch.Generator().manual_seed(derive_seed(*parts))

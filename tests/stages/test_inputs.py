@@ -1,13 +1,15 @@
 """stages/inputs.py: what DVC cannot see by itself is in its records, and nothing else is."""
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import CHECKPOINT, Workspace, prompt_file
+from tests.conftest import CHECKPOINT, ROOT, Workspace, prompt_file
 from tests.params_edits import put
 from tests.test_config import ASKED
 
@@ -79,6 +81,13 @@ FILES: list[tuple[Edit, list[str]]] = [
     (lambda root: (root / "prompts.txt").unlink(), ["prompts"]),  # left to the stages that read it
     (lambda root: (root / "own_scorer.py").unlink(), ["scorers"]),
 ]
+
+
+def test_imports_no_torch() -> None:
+    """The stage runs at every `dvc repro`, and torch takes longer than all of its work."""
+    code = "import sys, stages.inputs; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "False\n"
 
 
 def test_file_edit_changes_records_of_its_readers(own: Workspace) -> None:
