@@ -47,9 +47,10 @@ PLANS: dict[tuple[object, ...], Plan] = {}
 
 
 def plan(params: Params, gpus: int = 1, stop_seconds: float = 600, **options: Any) -> Plan:
+    options.setdefault("gpu", "H100")
     key = (params.model_dump_json(), gpus, stop_seconds, *sorted(options.items()))
     if key not in PLANS:
-        name = options.pop("gpu", "H100")
+        name = options.pop("gpu")
         PLANS[key] = make_plan(params, machine(name, gpus, stop_seconds=stop_seconds, **options))
     return PLANS[key]
 
@@ -57,3 +58,17 @@ def plan(params: Params, gpus: int = 1, stop_seconds: float = 600, **options: An
 def load_own() -> Params:
     """params.yaml of the repository."""
     return edited(load_params(ROOT / "params.yaml"), model={"checkpoint": TINY})
+
+
+def cells(found: Plan) -> dict[str, str]:
+    """The numbers of a plan, as tables of the docs have them."""
+    most = max(phase.bytes for phase in found.memory)
+    hours = dict.fromkeys(f"{limit:.0f}" for limit in found.total.hours)
+    return {
+        "memory of a GPU, at most": f"{most / 2**30:.0f} of {found.machine.memory_bytes / 2**30:.0f} GiB",
+        "disk": f"{found.storage.disk / 1e9:.0f} GB",
+        "a checkpoint": f"{found.storage.checkpoint / 1e9:.1f} GB",
+        "a stop, of 600 s": f"{found.stop_seconds:.0f} s",
+        "an iteration, at most": f"{max(cost.seconds.most for cost in found.iterations):.0f} s",
+        "hours": f"{' to '.join(hours)} h",
+    }

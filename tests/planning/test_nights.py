@@ -1,8 +1,11 @@
-"""Presets for one card fit it and a night."""
+"""Presets for one card fit it and a night; docs/one_card.md and docs/deploy.md have the numbers of the plan."""
+
+import re
 
 import pytest
 
-from tests.planning.planned import plan, preset
+from chunk_grpo.config import Params, parse_params
+from tests.planning.planned import ROOT, cells, plan, preset
 from tests.planning.test_plan import GIB
 
 NIGHTS = {
@@ -26,3 +29,30 @@ def test_a_night_on_a_card(name: str) -> None:
     drawn = params.train.iterations * params.train.prompts_per_iteration
     assert params.prompts.train_count == drawn
     assert params.model.text_precision is None  # it fits without
+
+
+def alone(params: Params, variant: str) -> Params:
+    raw = params.model_dump()
+    return parse_params({**raw, "variants": {variant: raw["variants"][variant]}})
+
+
+def test_the_numbers_of_one_card_are_those_of_the_plan() -> None:
+    page = (ROOT / "docs" / "one_card.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \| [^|]+ \| (RTX4090|L40S|H100) \| (.+) \|$", page, re.MULTILINE)
+    assert {path.stem for path in (ROOT / "conf" / "preset").glob("night-*.yaml")} == set(NIGHTS)
+    assert {name for name, _, _ in rows} >= {*NIGHTS, "sd35-medium", "flux-dev-lora"}
+    for name, gpu, numbers in rows:
+        found = cells(plan(alone(preset(name), "chunk-ws"), gpu=gpu))
+        keys = ("memory of a GPU, at most", "disk", "an iteration, at most", "hours")
+        assert numbers == " | ".join(found[key] for key in keys), name
+
+
+def test_the_numbers_of_several_cards_are_those_of_the_plan() -> None:
+    page = (ROOT / "docs" / "deploy.md").read_text("utf-8")
+    columns = [
+        cells(plan(preset("flux-dev"), gpus, machines=machines)) for gpus, machines in ((8, 1), (32, 4))
+    ]
+    assert "| preset | `flux-dev` | `flux-dev` |" in page
+    for row in columns[0]:
+        label = "the preset, 3 trainings" if row == "hours" else row
+        assert f"| {label} | {' | '.join(column[row] for column in columns)} |" in page
