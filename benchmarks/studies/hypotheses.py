@@ -72,6 +72,14 @@ PARTS = (
     _tuned("S8 gains of chunks", "chunk-gains", "chunk"),
     _tuned("S8 gains of equal chunks", "gains-equal-4", "equal-4"),
 )
+ELBO = (
+    _tuned("B1 ratio of a chunk", "matching-chunk", "matching-step"),
+    _tuned("B2 ratio of a chunk, shared pairs", "matching-chunk-both", "matching-step-both"),
+    _tuned("B3 ratio of an image, shared pairs", "matching-single-both", "matching-chunk-both"),
+    _tuned("B4 shared pairs", "matching-step-group", "matching-step"),
+    _tuned("B5 stratified times", "matching-step-stratified", "matching-step"),
+    _tuned("B6 images noised again", "matching-step", "dance"),
+)
 COMPARED = (
     "dance-grpo",
     "chunk",
@@ -89,8 +97,9 @@ BLOCKS: Mapping[str, tuple[Hypothesis, ...]] = {
     "levels": LEVELS,
     "late": LATE,
     "parts": PARTS,
+    "elbo": ELBO,
     "comparison": COMPARISON,
 }
 """Blocks of the study and their hypotheses."""
-BESIDE = {"levels": "vivid", "parts": "vivid"}
+BESIDE = {"levels": "vivid", "parts": "vivid", "elbo": "vivid"}
 """Block that has the other policies of a block's hypotheses, trained with the same seeds, prompts and noise."""

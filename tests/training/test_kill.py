@@ -1,8 +1,9 @@
 """A training stage that is killed again and again ends with the bytes of one that nobody touched.
 
-The stage runs as a process by its own command line. SIGKILL comes at seeded moments: while it loads, anywhere in
-training, and while a checkpoint is written. That training has begun is seen from its TensorBoard file, which every
-process opens anew just before its first iteration.
+The stage runs as a process by its own command line. SIGKILL comes at seeded moments: while it loads, some iterations
+after it went on, and while a checkpoint is written. Iterations are seen from checkpoints, so that other work on the
+machine moves no kill. That training has begun is seen from its TensorBoard file, which every process opens anew just
+before its first iteration.
 """
 
 import random
@@ -26,8 +27,8 @@ from tests.conftest import ORDER, VARIANT, Workspace, new_workspace
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 Phase = Literal["loading", "training", "saving"]
-LOADING_SECONDS, TRAINING_SHARE = 5.0, 0.2
-"""Kills come up to so long after the process's start, or after a share of what untouched training takes."""
+LOADING_SECONDS, ITERATIONS = 5.0, 4
+"""Kills come up to so long after the process's start, or so many iterations after the checkpoint it went on from."""
 
 EVERYTHING: dict[str, Any] = {
     "lora": {"rank": 2, "alpha": 4.0, "targets": ["to_q", "to_v"]},
@@ -60,6 +61,7 @@ class Victim:
     """A workspace whose training is killed."""
 
     workspace: Workspace
+    iterations: int
 
     def start(self) -> "subprocess.Popen[str]":
         return self.workspace.process("train")
@@ -91,12 +93,12 @@ class Victim:
         found = (self.workspace.root / ".ckpt").glob("*/iteration-*")
         return {(path.name, path.stat().st_ino) for path in found if not (path / MANIFEST).exists()}
 
-    def live(self, phase: Phase, delay: float, story: Story) -> None:
+    def live(self, phase: Phase, iterations: int, delay: float, story: Story) -> None:
         """One process, from its start to its violent death or its end."""
         begun, kept, partial = self.begun(), self.newest(), self.partial()
         with self.start() as process:
             if phase != "loading":
-                _wait(process, lambda: self.begun() > begun)
+                _wait(process, lambda: self.begun() > begun and self.newest() >= kept + iterations)
             time.sleep(delay)
             if phase == "saving":
                 _wait(process, lambda: bool(self.partial() - partial))
@@ -138,7 +140,7 @@ def victim(planned: Workspace, root: Path, variant: dict[str, Any], train: dict[
     made.edit(lambda raw: raw["train"]["heldout"].update(keep_best=True))
     made.schedule(**train)
     assert made.run("chunk_boundaries") == 0
-    return Victim(made)
+    return Victim(made, train["iterations"])
 
 
 PHASES: tuple[Phase, ...] = ("saving", "training", "training", "loading", "training", "training")
@@ -147,14 +149,15 @@ PHASES: tuple[Phase, ...] = ("saving", "training", "training", "loading", "train
 
 def ends_as_if_untouched(made: Victim, kills: int) -> Story:
     """Kill it so often, and compare with an untouched run each time that it comes to its end."""
-    longest = finish(made) * TRAINING_SHARE
+    seconds = finish(made) / made.iterations
     untouched, journal = made.outputs(), made.journal()
     random_, story = random.Random(0), Story()
     assert untouched.keys() >= {f"train/{VARIANT}/seed-0/metrics.parquet"}
     shutil.rmtree(made.workspace.artifacts / "train")
     while (died := sum(story.died.values())) < kills:
         finished, phase = story.finished, PHASES[died % len(PHASES)]
-        made.live(phase, random_.uniform(0, LOADING_SECONDS if phase == "loading" else longest), story)
+        delay = random_.uniform(0, LOADING_SECONDS if phase == "loading" else seconds)
+        made.live(phase, random_.randint(0, ITERATIONS), delay, story)
         if story.finished > finished:  # before the kill came: compare, and begin anew
             assert (made.outputs(), made.journal()) == (untouched, journal)
             shutil.rmtree(made.workspace.artifacts / "train")
