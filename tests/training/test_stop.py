@@ -65,7 +65,7 @@ MOMENTS = {
     "first update": Moment(f"{TRAINING}.update:Update", "accumulate_gradient", 3, 1, updates_done=0),
     "second update": Moment(f"{TRAINING}.update:Update", "accumulate_gradient", 2, 0, updates_done=1),
     "held-out": Moment(f"{TRAINING}.heldout", "rollout_ode", 2, iteration=1, updates_done=None),
-    "saving": Moment(f"{TRAINING}.checkpoint:CheckpointStore", "save", 1, iteration=1, updates_done=None),
+    "saving": Moment(f"{TRAINING}.checkpoint:CheckpointStore", "begin", 1, iteration=1, updates_done=None),
     "writing": Moment(f"{TRAINING}.trainer:Trainer", "save_policies", 1, iteration=2, updates_done=None),
 }
 
