@@ -25,7 +25,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DVC_NO_ANALYTICS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run params plan accept score track gc serve worker smoke tools lint types site test test-slow test-newest lock audit docs bench-train gpu gpu-report clean
+.PHONY: help run params plan accept score track gc serve worker smoke tools lint types site test test-slow test-newest lock audit docs gpu gpu-report clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
@@ -100,9 +100,6 @@ $(AUDIT)/.installed: Makefile
 
 docs: $(TOOLS) ## check the documents against the code, and run their code blocks
 	$(BIN)/python -m pytest -q -m 'not gpu and not network' tests/architecture tests/docs
-
-bench-train: $(TOOLS) ## time a training iteration against a plain trainer (half an hour)
-	$(BIN)/python -m benchmarks.train
 
 gpu: $(TOOLS) ## run the tests that need a CUDA device
 	$(BIN)/python -m pytest -q -m gpu tests/gpu

@@ -1,18 +1,38 @@
 """Trained weights, their precision, and frozen weights."""
 
+import gc
+import json
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.memory import peak_bytes
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.base import Conditioning, LoadOptions
 from chunk_grpo.families.models.flux import FluxFamily
 from tests.families.conftest import TINY, Wrapper, disturb, options, prepared, velocity
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Peak bytes of tensors during `work`, beyond those allocated before, by torch's profiler."""
+    gc.collect()  # tensors of earlier work that are freed meanwhile would count
+    with TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+            work()
+        recorded.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    changes = [e["args"] for e in sorted(events, key=lambda e: e.get("ts", 0)) if e.get("name") == "[memory]"]
+    # Torch does not reset its sum between profiles: tensors of an earlier one that are still alive are in it.
+    before = int(changes[0]["Total Allocated"]) - int(changes[0]["Bytes"])
+    return max(int(args["Total Allocated"]) for args in changes) - before
 
 
 def gradients(family: FluxFamily) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Memory does not grow with prompts and images. `python -m benchmarks.host_memory` measures all stages."""
+"""Memory does not grow with prompts and images."""
 
 import subprocess
 import sys

@@ -1,10 +1,10 @@
-"""A plain trainer for Chunk-GRPO, structured like DanceGRPO's code, as the baseline of the benchmark.
+"""A plain trainer for Chunk-GRPO, structured like DanceGRPO's code, to compare ours with.
 
-It uses the same method, model, prompts, reward and random streams as ours, so its updates equal ours up to rounding
-(tests/benchmarks/test_reference.py). Like the released code of DanceGRPO and of this paper, it draws trajectories one
-at a time; decodes and scores each image immediately; updates sample by sample and chunk by chunk, holding the graph of
-all steps of a chunk until its backward pass; and takes old log-probabilities from the rollout. Its formulas use plain
-floats instead of the library's functions, so that it has none of their checks.
+It uses the same method, model, prompts, reward and random streams as ours, so its updates equal ours up to rounding.
+Like the released code of DanceGRPO and of this paper, it draws trajectories one at a time; decodes and scores each
+image immediately; updates sample by sample and chunk by chunk, holding the graph of all steps of a chunk until its
+backward pass; and takes old log-probabilities from the rollout. Its formulas use plain floats instead of the library's
+functions, so that it has none of their checks.
 
 It supports only one plan for all trajectories, one clip range for all chunks, and no divergence.
 """
@@ -12,7 +12,6 @@ It supports only one plan for all trajectories, one clip range for all chunks, a
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -69,16 +68,13 @@ class ReferenceTrainer:
             self._parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
         )
 
-    def iterate(self, iteration: int) -> dict[str, float]:
-        """Run one iteration; return the seconds of "rollout" (with decoding and reward) and "update"."""
-        start = time.perf_counter()
+    def iterate(self, iteration: int) -> None:
+        """Run one iteration."""
         samples = self.roll_out(iteration)
-        sampled = time.perf_counter()
         advantages = self.advantages(samples)
         for number in range(self._settings.updates_per_iteration):
             self.accumulate_gradient(iteration, number, samples, advantages)
             self.step()
-        return {"rollout": sampled - start, "update": time.perf_counter() - sampled}
 
     def roll_out(self, iteration: int) -> list[Sample]:
         """Draw the group of each prompt, image by image."""

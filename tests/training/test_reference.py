@@ -1,5 +1,6 @@
-"""The reference trainer and ours are one method: same images and gradients for the same rewards, but for rounding."""
+"""A plain trainer and ours are one method: same images and gradients for the same rewards, but for rounding."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.ablations import ITERATION, SEED, OneIteration
-from benchmarks.reference import ReferenceTrainer
-from benchmarks.workloads import TINY, Workload
+from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.scorers.base import ScoreBatch
-from chunk_grpo.training.run import TrainingData
+from chunk_grpo.training.run import RunPaths, TrainingData
+from chunk_grpo.training.trainer import Trainer
+from tests.training.conftest import CHUNK_WS, method_of, small_params
+from tests.training.reference import ReferenceTrainer
 
 CLIP_RANGE = 1e-4
 """Clip range that clips some chunks of these draws and not others; no ratio lies within rounding of it."""
-WORKLOAD = Workload("small", TINY, 32, 2, 3, 4, 1)
-REWARDS = np.array([0.1, 0.5, 0.2, 0.9, 0.3, 0.4])
+REWARDS = np.array([0.1, 0.5, 0.2, 0.4, 0.3, 0.9])
+SEED, ITERATION = 0, 1
 
 
 class GivenRewards:
@@ -45,7 +47,7 @@ class Side:
     clipped: float
 
 
-def iteration(trainer: str, data: TrainingData, same_noise: bool, folder: Path) -> Side:
+def iteration(trainer: str, family: FluxFamily, data: TrainingData, same_noise: bool, folder: Path) -> Side:
     """One iteration, in which every update moves the weights by the same seeded step.
 
     AdamW's first steps have the gradient's sign alone, so rounding would move weights of a gradient near 0.
@@ -61,35 +63,33 @@ def iteration(trainer: str, data: TrainingData, same_noise: bool, folder: Path) 
             for weight in weights:
                 weight += 5e-3 * torch.randn(weight.shape, generator=stream)
 
-    family, method, reward = WORKLOAD.family(), WORKLOAD.method(), GivenRewards()
-    method = replace(method, variant=method.variant.model_copy(update={"clip_range": CLIP_RANGE}))
     changed = {"same_noise_in_group": same_noise, "reward_in_background": False, "max_grad_norm": 1e9}
-    settings = WORKLOAD.params().train.model_copy(update=changed)
+    params = small_params({**CHUNK_WS, "clip_range": CLIP_RANGE}, kl_coef=0.0, **changed)
+    method, reward = method_of(params), GivenRewards()
     given: Any = replace(data, reward=reward)
     clipped = 0.0
     with patch.object(torch.optim.AdamW, "step", step):
         if trainer == "reference":
-            ReferenceTrainer(family, data.prompts, given.reward, method, settings, SEED).iterate(ITERATION)
+            ReferenceTrainer(family, data.prompts, given.reward, method, params.train, SEED).iterate(
+                ITERATION
+            )
         else:
-            ours = OneIteration(family, given, method, settings, folder)
-            ours.iterate(ITERATION)
+            ours = Trainer(family, given, method, params.train, SEED, RunPaths(folder, "test", folder, "it"))
+            ours._should_stop = lambda: False
+            ours._iterate(ITERATION)
             clipped = next(value for _, name, value in ours._rows if name == "clip_fraction")
     return Side(np.stack(reward.images).astype(np.int64), gradients, clipped)
 
 
-@pytest.fixture(scope="module")
-def data() -> TrainingData:
-    return WORKLOAD.data()
-
-
-@pytest.mark.parametrize("same_noise", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_both_trainers_draw_and_learn_the_same(data: TrainingData, same_noise: bool, tmp_path: Path) -> None:
-    expected = iteration("reference", data, same_noise, tmp_path)
-    found = iteration("ours", data, same_noise, tmp_path)
+@pytest.mark.parametrize("same_noise", [False, True])
+def test_both_trainers_draw_and_learn_the_same(
+    policy: Callable[[], FluxFamily], data: TrainingData, same_noise: bool, tmp_path: Path
+) -> None:
+    expected = iteration("reference", policy(), data, same_noise, tmp_path)
+    found = iteration("ours", policy(), data, same_noise, tmp_path)
     assert len(expected.images) == len(REWARDS)
-    assert (
-        np.abs(found.images - expected.images).max() <= 1
-    )  # of 256 values; a pixel may be rounded otherwise
+    # Of 256 values; a pixel may be rounded otherwise.
+    assert np.abs(found.images - expected.images).max() <= 1
     assert 0 < found.clipped < 1  # else clipping is not compared
     assert len(found.gradients) == len(expected.gradients) == 2
     for ours, theirs in zip(found.gradients, expected.gradients, strict=True):
