@@ -78,12 +78,23 @@ class SceneStream:
 
 
 class EditStream:
-    """Endless batches of instructions, the pictures that they edit, and what they ask for."""
+    """Endless batches of instructions, the pictures that they edit, and the results."""
 
-    def __init__(self, seed: int, device: torch.device, weights: dict[str, float] | None = None) -> None:
-        """Start the stream at `seed`; pictures are rendered on `device`. `weights` as in `SceneStream`, by kind."""
+    def __init__(
+        self,
+        seed: int,
+        device: torch.device,
+        weights: dict[str, float] | None = None,
+        *,
+        mistakes: float = 0.0,
+    ) -> None:
+        """Start the stream at `seed`; pictures are rendered on `device`. `weights` as in `SceneStream`, by kind.
+
+        `mistakes` is the share of edits whose result is the picture as it was.
+        """
         self._rng = random.Random(seed)
         self._device = device
+        self._mistakes = mistakes
         self._weights = [(weights or {}).get(kind, 1.0) for kind in EDIT_KINDS]
         self._by_kind = [[i for i in all_instructions() if i.kind == kind] for kind in EDIT_KINDS]
 
@@ -91,10 +102,11 @@ class EditStream:
         """Draw `size` instructions and their pictures."""
         pools = self._rng.choices(self._by_kind, self._weights, k=size)
         edits = [draw_edit(self._rng.choice(pool), self._rng) for pool in pools]
-        images, sources = (
-            render([getattr(edit, name) for edit in edits], self._device) * 2 - 1
-            for name in ("result", "source")
-        )
+        before = [edit.source for edit in edits]
+        # No number is drawn where there are no mistakes: then the stream is as it was.
+        wrong = [self._mistakes > 0 and self._rng.random() < self._mistakes for _ in edits]
+        after = [edit.source if mistake else edit.result for edit, mistake in zip(edits, wrong, strict=True)]
+        images, sources = (render(scenes, self._device) * 2 - 1 for scenes in (after, before))
         return Batch(edits, images, sources)
 
 

@@ -67,7 +67,8 @@ def stream_of(toy: Toy, phase: str) -> tuple[list[str], SceneStream | EditStream
     settings = toy.params["transformer"]["phases"][phase]
     seed, categories = derive_seed("pictures", toy.params["seed"], phase), settings["categories"]
     if toy.name == KONTEXT:
-        return [i.prompt for i in all_instructions()], EditStream(seed, toy.device, categories)
+        stream = EditStream(seed, toy.device, categories, mistakes=settings["mistakes"])
+        return [i.prompt for i in all_instructions()], stream
     captions = [spec.prompt for spec in all_prompts()]
     return captions, SceneStream(seed, toy.device, categories, left_to_right=settings["left_to_right"])
 

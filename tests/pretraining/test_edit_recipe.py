@@ -14,6 +14,7 @@ from transformers import CLIPTextModel, CLIPTokenizer, T5EncoderModel, T5Tokeniz
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.shapes.edits import EDIT_KINDS, all_instructions
+from chunk_grpo.shapes.render import render
 from pretraining import edit_encoders, initial, transformer
 from pretraining.common import EditStream
 from pretraining.evaluate import evaluation_edits
@@ -76,6 +77,15 @@ def test_a_stream_of_edits_shows_sources_and_results_of_each_kind() -> None:
     only = EditStream(0, torch.device("cpu"), {"recolour": 0, "remove": 0}).batch(20)
     assert {edit.kind for edit in only.specs} == {"replace"}
     assert [edit.kind for edit in evaluation_edits(2, 0)] == [kind for kind in EDIT_KINDS for _ in range(2)]
+
+
+def test_a_mistake_is_the_picture_as_it_was() -> None:
+    specs, images, sources = EditStream(0, torch.device("cpu"), mistakes=0.4).batch(300)
+    assert sources is not None
+    unedited = (images == sources).flatten(1).all(dim=1)
+    assert 0.3 < unedited.float().mean() < 0.5
+    right = images == render([edit.result for edit in specs]) * 2 - 1
+    assert torch.equal(right.flatten(1).all(dim=1), ~unedited)
 
 
 def small(folder: Path) -> Toy:
