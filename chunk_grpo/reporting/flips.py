@@ -51,6 +51,11 @@ class Flips:
     has_rules: bool
     """Whether the scorer has rules that an image can break."""
 
+    @property
+    def edits(self) -> bool:
+        """Whether the images are edits of pictures, which are shown too."""
+        return any(flip.row.source is not None for flip in (*self.won_rows, *self.lost_rows))
+
 
 def flips_of(
     evidence: Evidence,

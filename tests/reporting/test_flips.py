@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,6 +96,14 @@ def test_the_scorer_of_toy_edits_names_its_rule_too(tmp_path: Path) -> None:
     flips = found(tmp_path, kind="shapes-edit")
     assert flips is not None and flips.has_rules
     assert {flip.reason for flip in (*flips.won_rows, *flips.lost_rows)} == {"no blue cross"}
+
+
+def test_edited_pictures_are_named_where_they_are_shown(tmp_path: Path) -> None:
+    flips = found(tmp_path)
+    assert flips is not None and not flips.edits
+    (flip,) = flips.lost_rows
+    row = replace(flip.row, source=flip.row.pictures[0])
+    assert replace(flips, lost_rows=(replace(flip, row=row),)).edits
 
 
 def test_shown_prompts_depend_on_the_seed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
