@@ -60,7 +60,9 @@ def decode_image(content: bytes, name: str) -> NDArray[np.uint8]:
     Raises:
         DataError: The bytes are not one complete, opaque picture of a known format and mode, or have too many pixels.
     """
-    with _opened(io.BytesIO(content), name) as image:
+    with _opened(
+        io.BytesIO(content), name, "Replace it; `dvc repro` generates images of the pipeline again."
+    ) as image:
         return _pixels(image)
 
 
@@ -87,8 +89,8 @@ def check_picture(path: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def _opened(source: Path | IO[bytes], name: str) -> Iterator[Image.Image]:
-    """Open a picture whose header is right. Every error inside the block becomes a DataError with the name."""
+def _opened(source: Path | IO[bytes], name: str, advice: str = "Replace it.") -> Iterator[Image.Image]:
+    """Open a picture whose header is right. Every error inside the block becomes a DataError with name and advice."""
     try:
         with Image.open(source, formats=FORMATS) as image:
             _check_header(image)
@@ -98,10 +100,7 @@ def _opened(source: Path | IO[bytes], name: str) -> Iterator[Image.Image]:
             f"image {name}: must be a {', '.join(FORMATS)} file. Convert or replace it."
         ) from error
     except Exception as error:  # Pillow's decoders raise many kinds for damaged files
-        raise DataError(
-            f"image {name}: not a readable picture ({error}). Replace it; `dvc repro` generates images of the pipeline "
-            "again."
-        ) from error
+        raise DataError(f"image {name}: not a readable picture ({error}). {advice}") from error
 
 
 def _check_header(image: Image.Image) -> None:
