@@ -75,7 +75,7 @@ site: $(TOOLS) ## write the pages and the reference of the Python modules as a s
 	$(BIN)/sphinx-build -W --keep-going -q -j auto -c docs -d build/doctrees . build/site
 
 test: $(TOOLS) ## run the tests, except slow ones and those that need a GPU or the internet
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test-slow: $(TOOLS) ## run the slow tests
 	$(BIN)/python -m pytest -q -m 'slow and not gpu and not network'

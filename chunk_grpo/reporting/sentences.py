@@ -182,8 +182,8 @@ def order_sentences(pairs: Mapping[str, Sequence[PairComparison]]) -> list[str]:
 def _too_few_seeds(seeds: int) -> str:
     return (
         f"No two tuned variants are claimed to differ, because they have {seeds} training seed{'s' * (seeds > 1)}: "
-        f"below {MIN_SEEDS} the correction for all pairs does not hold. Of simulated reports with 3 seeds and six "
-        "equal variants one in four would have named a pair. The table of pairs has their intervals."
+        f"below {MIN_SEEDS} their intervals are too narrow for a correction for all pairs. By them one in four "
+        "simulated reports with 3 seeds and six equal variants would have named a pair. The table of pairs has them."
     )
 
 

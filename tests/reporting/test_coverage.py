@@ -65,13 +65,16 @@ def equal_variants(seeds: int, source: np.random.Generator) -> list[Interval]:
     return [crossed_interval(values[b] - values[a], None, names) for a, b in combinations(range(6), 2)]
 
 
-@pytest.mark.parametrize(("seeds", "expected"), [(3, 0.257), (6, 0.084), (8, 0.069)])
-def test_holms_correction_needs_more_than_a_few_seeds(seeds: int, expected: float) -> None:
-    """Share of reports on equal variants in which a pair differs at 0.05, beside that of 4,000 other simulations."""
+@pytest.mark.parametrize(("seeds", "expected"), [(3, 0.257), (5, 0.113), (6, 0.084), (8, 0.069)])
+def test_pairs_of_equal_variants_are_hardly_ever_told_apart(seeds: int, expected: float) -> None:
+    """Share of reports on equal variants in which a pair differs at 0.05: not at all below six seeds.
+
+    `expected` is the share by Satterthwaite's degrees of freedom, of 1,500 or more other simulations.
+    """
     source, runs = np.random.default_rng(11), 400
     found = [equal_variants(seeds, source) for _ in range(runs)]
     share = sum(min(holm([i.p_value for i in pairs])) <= 0.05 for pairs in found) / runs
     error = 3 * (expected * (1 - expected) / runs) ** 0.5
     assert share == pytest.approx(expected, abs=error)
     claimed = sum(any(p <= 0.05 for p in holm([i.pair_p_value for i in pairs])) for pairs in found) / runs
-    assert claimed == (share if seeds >= MIN_SEEDS else 0)
+    assert claimed <= (0.03 if seeds >= MIN_SEEDS else 0)
