@@ -34,8 +34,8 @@ from torch import Tensor, nn
 
 from benchmarks.flux_gpu import release
 from benchmarks.random_flux import random_module
+from benchmarks.shared import PROFILE, ROOT
 from benchmarks.tables import parser_of, write_found
-from benchmarks.workloads import PROFILE, ROOT
 from chunk_grpo.config import Params, parse_params
 from chunk_grpo.core.chunk_sampling import chunk_weights
 from chunk_grpo.families.base import Conditioning, TuningOptions

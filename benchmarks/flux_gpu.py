@@ -20,7 +20,7 @@ from torch.utils.benchmark import Measurement, Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.random_flux import family_of, random_module
-from benchmarks.workloads import random_inputs
+from benchmarks.shared import random_inputs
 from chunk_grpo.families.base import TuningOptions
 from chunk_grpo.families.models.flux import FluxFamily
 

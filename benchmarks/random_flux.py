@@ -23,7 +23,7 @@ from transformers import (
     T5TokenizerFast,
 )
 
-from benchmarks.workloads import TINY
+from benchmarks.shared import TINY
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.models.flux import FluxFamily
 

@@ -26,8 +26,8 @@ from PIL import Image
 from transformers import CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 
 from benchmarks.reference_scores import hpsv3_package
+from benchmarks.shared import quiet
 from benchmarks.tables import parser_of, print_machine, print_table, spread
-from benchmarks.workloads import quiet
 from chunk_grpo.config.scorers import PickScoreScorer
 from chunk_grpo.errors import DataError
 from chunk_grpo.progress import Meter

@@ -13,7 +13,7 @@ from benchmarks.flux_gpu import FORWARD
 from benchmarks.gpu_report import MORE, NO_DEVICE, UPDATE, Bench, main
 from benchmarks.gpu_report_text import markdown
 from benchmarks.random_flux import makers_of_parts
-from benchmarks.workloads import TINY
+from benchmarks.shared import TINY
 from chunk_grpo.planning.models import known_file
 
 SMALL = ["--small", "--batch-sizes", "1", "2", "--min-run-time", "0.001"]

@@ -111,6 +111,22 @@ def test_p_value_equals_paired_t_test() -> None:
     assert math.isnan(crossed_interval(np.array([[1.0]])).p_value)
 
 
+@pytest.mark.parametrize(
+    ("seeds", "freedom", "t"),
+    [(8, 20.0, 2.365), (8, 7.0, 2.365), (8, 4.0, 2.776), (6, math.inf, 2.571)],
+)
+def test_pairs_have_one_degree_of_freedom_fewer_than_seeds_at_most(
+    seeds: int, freedom: float, t: float
+) -> None:
+    """Quantiles of a table of t: 2.365 for 7 degrees of freedom, 2.776 for 4, 2.571 for 5."""
+    assert Interval(t, 0.0, 0.0, 1.0, freedom, seeds, 144, 73).pair_p_value == pytest.approx(0.05, abs=1e-4)
+
+
+def test_pairs_of_few_seeds_have_no_p_value() -> None:
+    found = Interval(2.776, 0.0, 0.0, 1.0, 4.0, 5, 144, 73)
+    assert math.isnan(found.pair_p_value) and found.p_value == pytest.approx(0.05, abs=1e-4)
+
+
 def test_holm_by_hand() -> None:
     # In order: 4 x 0.01, 3 x 0.012 (raised to 0.04), 2 x 0.04, 1 x 0.5.
     assert holm([0.5, 0.012, 0.04, 0.01]) == pytest.approx([0.5, 0.04, 0.08, 0.04])

@@ -94,7 +94,7 @@ class TestRequests:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
         assert time.monotonic() - start < 10.0
-        assert own_threads() <= threads  # those of earlier tests may have ended meanwhile
+        assert own_threads() <= threads  # earlier tests' threads may end meanwhile
 
 
 def own_threads() -> set[threading.Thread]:
