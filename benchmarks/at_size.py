@@ -162,9 +162,7 @@ def trained(params: Params, device: torch.device, folder: Path) -> dict[str, Any
     (name, own), train = next(iter(params.variants.items())), params.train
     family = make_family(params, device)
     guided = params.sampling.cfg_scale != 1
-    prompts = random_prompts(
-        family, train.prompts_per_iteration + 1, params.model.max_sequence_length, guided=guided
-    )
+    prompts = random_prompts(family, train.prompts_per_iteration + 1, params.model.max_sequence_length, guided=guided)
     profile = [float(value) for value in PROFILE[: params.sampling.num_sde_steps]]
     plan = build_plan(params.chunks.plans[own.plan], profile)
     times = times_of(params.sampling.num_steps, params.sampling.shift, lambda: family)
@@ -203,9 +201,7 @@ def planned(params: Params, gpu: str) -> dict[str, Any]:
     return {
         "planned_seconds_an_image": made.iterations[0].seconds.most
         / (params.train.prompts_per_iteration * params.train.group_size),
-        "planned_gib": {
-            phase.name: (phase.bytes - phase.parts.get("context", 0)) / 2**30 for phase in made.memory
-        },
+        "planned_gib": {phase.name: (phase.bytes - phase.parts.get("context", 0)) / 2**30 for phase in made.memory},
     }
 
 
@@ -227,9 +223,7 @@ def main(options: Sequence[str] | None = None) -> None:
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     for way in arguments.ways:
         changes = [*arguments.overrides, *WAYS[way]]
-        params = params_of(
-            arguments.preset, changes, arguments.iterations, arguments.prompts, arguments.variant
-        )
+        params = params_of(arguments.preset, changes, arguments.iterations, arguments.prompts, arguments.variant)
         started = time.perf_counter()
         with narrow_adapter() if way == NARROW else nullcontext():
             record = _measured(params, device, arguments.gpu)

@@ -116,9 +116,7 @@ def make_family(size: Size, work: str, device: torch.device) -> FluxFamily:
     return family
 
 
-def one_pass(
-    family: FluxFamily, size: Size, work: str, batch_size: int, device: torch.device
-) -> Callable[[], object]:
+def one_pass(family: FluxFamily, size: Size, work: str, batch_size: int, device: torch.device) -> Callable[[], object]:
     """A call of the velocity for a batch, with a backward pass unless the work is the forward pass."""
     x, t, conditioning = random_inputs(family, batch_size, size.text_tokens, device)
     if work == FORWARD:

@@ -123,9 +123,7 @@ class Bench:
         family = make_family(self._size, FORWARD, meta)
         family.transformer.set_attention_backend(NATIVE)
         with sdpa_kernel(SDPBackend.MATH):
-            found["forward_tflop"] = (
-                flop_count(one_pass(family, self._size, FORWARD, self._batch, meta)) / 1e12
-            )
+            found["forward_tflop"] = flop_count(one_pass(family, self._size, FORWARD, self._batch, meta)) / 1e12
         return found
 
     def scorer(self) -> dict[str, Any]:
@@ -177,9 +175,7 @@ def main(options: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(options)
     console, has_gpu = Console(highlight=False), torch.cuda.is_available()
     if not has_gpu and not arguments.small:
-        console.print(
-            "There is no CUDA device here. Networks of FLUX.1-dev's size need one; --small runs small ones."
-        )
+        console.print("There is no CUDA device here. Networks of FLUX.1-dev's size need one; --small runs small ones.")
         return NO_DEVICE
     device = torch.device("cuda" if has_gpu else "cpu")
     sizes = tuple(arguments.batch_sizes)
@@ -220,13 +216,9 @@ def _kept(before: Mapping[str, Any], about: Mapping[str, object]) -> dict[str, A
 
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of(__doc__)
-    parser.add_argument(
-        "--small", action="store_true", help="run small networks, on the CPU if there is no GPU"
-    )
+    parser.add_argument("--small", action="store_true", help="run small networks, on the CPU if there is no GPU")
     parser.add_argument("--minutes", type=float, default=60.0, help="start no piece after this time")
-    parser.add_argument(
-        "--only", nargs="+", choices=KINDS, default=KINDS, help="kinds of pieces (default: all)"
-    )
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS, help="kinds of pieces (default: all)")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 4, 12])
     parser.add_argument("--min-run-time", type=float, default=3.0, help="least seconds of each measurement")
     parser.add_argument(

@@ -90,9 +90,7 @@ def family_of(network: FluxTransformer2DModel, side: int, device: torch.device) 
     return FluxFamily(pipeline, options)
 
 
-def makers_of_parts(
-    tokens: CLIPTokenizer, network: Mapping[str, object]
-) -> dict[str, Callable[[], nn.Module]]:
+def makers_of_parts(tokens: CLIPTokenizer, network: Mapping[str, object]) -> dict[str, Callable[[], nn.Module]]:
     """Calls that make the networks, by name of the part."""
     clip = CLIPTextConfig(
         hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12,

@@ -114,9 +114,7 @@ def find_images(folder: Path, names: Sequence[str], source: str) -> list[Path]:
 def scored(scorer: Scorer, files: Sequence[Path], prompt: str) -> FloatArray:
     """Score images one at a time, since their sizes may differ, and close the scorer."""
     scorer.check()
-    values = [
-        scorer.score(ScoreBatch(read_picture(path)[None], [prompt], [{}], [0])).values for path in files
-    ]
+    values = [scorer.score(ScoreBatch(read_picture(path)[None], [prompt], [{}], [0])).values for path in files]
     scorer.close()
     return np.concatenate(values)
 
@@ -159,9 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = parser_of(__doc__)
     kinds = parser.add_subparsers(dest="scorer", required=True)
     first = kinds.add_parser("imagereward", help="compare with the values of its README")
-    first.add_argument(
-        "--model", type=Path, required=True, help="folder with ImageReward.pt and med_config.json"
-    )
+    first.add_argument("--model", type=Path, required=True, help="folder with ImageReward.pt and med_config.json")
     first.add_argument("--tokenizer", type=Path, required=True, help="folder of bert-base-uncased")
     second = kinds.add_parser("hpsv3", help="compare with the package hpsv3 1.0.0")
     second.add_argument("--model", type=Path, required=True, help="folder with HPSv3.safetensors")

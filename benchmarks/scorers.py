@@ -73,9 +73,7 @@ class Pair:
     """Function that scores all images one at a time; None: not available."""
     preprocess: Callable[[], object]
     """Our preprocessing alone."""
-    seconds: dict[str, list[float]] = field(
-        default_factory=lambda: {"ours": [], "original": [], "preprocessing": []}
-    )
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {"ours": [], "original": [], "preprocessing": []})
     """Measured seconds for all images by "ours", "original" and "preprocessing", one number per round."""
 
     def run(self) -> None:
@@ -131,9 +129,7 @@ def main(options: Sequence[str] | None = None) -> None:
 def make_batch(images: int, side: int, group: int) -> ScoreBatch:
     """A batch of images with `group` consecutive images per prompt."""
     numbers = [row // group for row in range(images)]
-    return batch_of(
-        pictures(images, side, side), [f"{PROMPTS[number % len(PROMPTS)]}, {number}" for number in numbers]
-    )
+    return batch_of(pictures(images, side, side), [f"{PROMPTS[number % len(PROMPTS)]}, {number}" for number in numbers])
 
 
 def check_same(name: str, ours: FloatArray, original: FloatArray) -> None:
@@ -160,9 +156,7 @@ def pickscore(folder: Path, name: str, batch: ScoreBatch) -> Pair:
     def preprocess() -> object:
         return processor.pixels(batch.images), processor.tokens(list(dict.fromkeys(batch.prompts)))
 
-    return Pair(
-        name, lambda: scorer.score(batch).values, published_pickscore(str(checkpoint), batch), preprocess
-    )
+    return Pair(name, lambda: scorer.score(batch).values, published_pickscore(str(checkpoint), batch), preprocess)
 
 
 def published_pickscore(checkpoint: str, batch: ScoreBatch) -> Callable[[], FloatArray]:
@@ -184,9 +178,7 @@ def published_pickscore(checkpoint: str, batch: ScoreBatch) -> Callable[[], Floa
     return lambda: np.array([score(*row) for row in zip(images, batch.prompts, strict=True)])
 
 
-def hpsv3(
-    folder: Path, name: str, batch: ScoreBatch, arguments: argparse.Namespace, stack: ExitStack
-) -> Pair:
+def hpsv3(folder: Path, name: str, batch: ScoreBatch, arguments: argparse.Namespace, stack: ExitStack) -> Pair:
     """HPSv3: ours, and the package if its interpreter is given."""
     home = checkpoints_hpsv3.make_hpsv3(folder / "hpsv3", sizes=HPSV3_SIZES)
     scorer = hpsv3_scorer(home, batch_size=arguments.batch_size)

@@ -33,8 +33,7 @@ def machine() -> dict[str, str | int]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "commit": output_of("git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=10")
-        or "unknown",
+        "commit": output_of("git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=10") or "unknown",
     }
 
 
@@ -55,9 +54,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
 def print_machine() -> None:
     """Print the description of the machine as one line."""
-    Console(width=WIDTH, highlight=False).print(
-        ", ".join(f"{name} {value}" for name, value in machine().items())
-    )
+    Console(width=WIDTH, highlight=False).print(", ".join(f"{name} {value}" for name, value in machine().items()))
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:

@@ -60,9 +60,7 @@ def code_records(root: Path) -> dict[str, dict[str, str]]:
     digest = cache(_digest)  # most files belong to several stages
     read: dict[Path, list[str]] = {}
     return {
-        name: {
-            file.relative_to(root).as_posix(): digest(file) for file in sorted(_files_of(name, root, read))
-        }
+        name: {file.relative_to(root).as_posix(): digest(file) for file in sorted(_files_of(name, root, read))}
         for name in stages
     }
 
@@ -115,11 +113,7 @@ def _files_of(stage: str, root: Path, read: dict[Path, list[str]]) -> set[Path]:
 
 def _changed(recorded: Mapping[str, str], root: Path) -> list[str]:
     """Files whose content differs from the record."""
-    return [
-        name
-        for name, digest in recorded.items()
-        if not (root / name).is_file() or _digest(root / name) != digest
-    ]
+    return [name for name, digest in recorded.items() if not (root / name).is_file() or _digest(root / name) != digest]
 
 
 def _others(files: list[str]) -> str:

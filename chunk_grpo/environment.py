@@ -70,7 +70,5 @@ def whole_number(name: str, default: Default, least: int = 1) -> int | Default:
     if not text:
         return default
     if not text.isdecimal() or int(text) < least:
-        raise ConfigError(
-            f"{name}: must be a whole number of at least {least}, got {text!r}; set one, or unset it"
-        )
+        raise ConfigError(f"{name}: must be a whole number of at least {least}, got {text!r}; set one, or unset it")
     return int(text)

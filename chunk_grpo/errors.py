@@ -103,8 +103,6 @@ def _is_secret(match: re.Match[str]) -> bool:
 def _fit(message: str) -> str:
     lines = masked(message).split("\n")
     return "\n".join(
-        line
-        if len(line) <= _LONGEST_LINE
-        else f"{line[: _LONGEST_LINE // 2]} ... {line[-_LONGEST_LINE // 2 :]}"
+        line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE // 2]} ... {line[-_LONGEST_LINE // 2 :]}"
         for line in lines
     )

@@ -113,9 +113,7 @@ def generate(
             finals = batch.drawn_by(base, batch.noise(base), settings, drawn)[:, -1]
             yield _images(base, "base", batch, finals)
         return
-    switch = sum(
-        not uses_base(step, settings.num_steps, settings.base_steps) for step in range(settings.num_steps)
-    )
+    switch = sum(not uses_base(step, settings.num_steps, settings.base_steps) for step in range(settings.num_steps))
     with TemporaryFile() as file:
         kept = _Kept(file, sum(map(len, spans)), base.latent_shape)
         with tuned() as policy:
@@ -149,10 +147,7 @@ class _Batch:
         """The images at `span`; the images of a prompt are consecutive."""
         count = settings.images_per_prompt
         rows, samples = [row // count for row in span], [row % count for row in span]
-        seeds = [
-            image_seed(settings.seed, prompts.ids[row], sample)
-            for row, sample in zip(rows, samples, strict=True)
-        ]
+        seeds = [image_seed(settings.seed, prompts.ids[row], sample) for row, sample in zip(rows, samples, strict=True)]
         return cls(span, prompts.rows(rows), samples, seeds)
 
     def __len__(self) -> int:

@@ -31,9 +31,7 @@ def driver_cards() -> list[DriverCard]:
     except (OSError, subprocess.SubprocessError):
         return []
     rows = [line.split(", ") for line in done.stdout.splitlines() if line.count(", ") == 2]
-    return [
-        DriverCard(name, int(mib) / 1024 if mib.isdecimal() else None, driver) for name, mib, driver in rows
-    ]
+    return [DriverCard(name, int(mib) / 1024 if mib.isdecimal() else None, driver) for name, mib, driver in rows]
 
 
 def has_gpu() -> bool:

@@ -60,9 +60,7 @@ def decode_image(content: bytes, name: str) -> NDArray[np.uint8]:
     Raises:
         DataError: The bytes are not one complete, opaque picture of a known format and mode, or have too many pixels.
     """
-    with _opened(
-        io.BytesIO(content), name, "Replace it; `dvc repro` generates images of the pipeline again."
-    ) as image:
+    with _opened(io.BytesIO(content), name, "Replace it; `dvc repro` generates images of the pipeline again.") as image:
         return _pixels(image)
 
 
@@ -96,9 +94,7 @@ def _opened(source: Path | IO[bytes], name: str, advice: str = "Replace it.") ->
             _check_header(image)
             yield image
     except UnidentifiedImageError as error:  # its own text has an address of memory
-        raise DataError(
-            f"image {name}: must be a {', '.join(FORMATS)} file. Convert or replace it."
-        ) from error
+        raise DataError(f"image {name}: must be a {', '.join(FORMATS)} file. Convert or replace it.") from error
     except Exception as error:  # Pillow's decoders raise many kinds for damaged files
         raise DataError(f"image {name}: not a readable picture ({error}). {advice}") from error
 
@@ -107,9 +103,7 @@ def _check_header(image: Image.Image) -> None:
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise ValueError(f"must have at most {MAX_PIXELS:,} pixels, got {width} x {height}")
-    frames = (
-        1 if image.format == "MPO" else getattr(image, "n_frames", 1)
-    )  # of an MPO the first one is the picture
+    frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # of an MPO the first one is the picture
     if frames > 1:
         raise ValueError(f"must be one picture, got {frames} frames or pages")
     if image.mode not in (*_PLAIN, *_TRANSPARENT) and not _has_16_bits(image):
@@ -117,18 +111,14 @@ def _check_header(image: Image.Image) -> None:
     if image.format == "TIFF":
         _check_tags(image)
     if image.format == "PNG" and "transparency" in image.info and "16" in _raw_mode(image):
-        raise ValueError(
-            "must be opaque, got 16 bits a channel with a transparent colour; put it on a background"
-        )
+        raise ValueError("must be opaque, got 16 bits a channel with a transparent colour; put it on a background")
 
 
 def _check_tags(image: Any) -> None:
     """Refuse samples of a TIFF that Pillow reads as others: signed ones, 12 bits, 16-bit grey in which 0 is white."""
     bits, kinds = image.tag_v2.get(_BITS, (1,)), image.tag_v2.get(_SAMPLE_FORMAT, (1,))
     if any(each not in (1, 2, 4, 8, 16) for each in bits) or any(each != 1 for each in kinds):
-        raise ValueError(
-            f"must have unsigned samples of at most 16 bits, got {bits} of format {kinds}; {_SAVE}"
-        )
+        raise ValueError(f"must have unsigned samples of at most 16 bits, got {bits} of format {kinds}; {_SAVE}")
     if _has_16_bits(image) and image.tag_v2.get(_PHOTOMETRIC) != 1:
         raise ValueError(f"must have 65535 as white, got 0 as white; {_SAVE}")
 
@@ -149,9 +139,7 @@ def _has_transparency(image: Image.Image) -> bool:
 def _require_opaque(image: Image.Image) -> None:
     least = image.convert("RGBA").getchannel("A").getextrema()[0]
     if least != 255:
-        raise ValueError(
-            "must be opaque, got transparent pixels, whose colours nobody sees; put it on a background"
-        )
+        raise ValueError("must be opaque, got transparent pixels, whose colours nobody sees; put it on a background")
 
 
 def _orientation(image: Image.Image) -> int:
@@ -192,9 +180,7 @@ def fitted(picture: NDArray[np.uint8], height: int, width: int) -> NDArray[np.ui
     return np.asarray(image.resize((width, height), Image.Resampling.LANCZOS, box))
 
 
-def all_fitted(
-    pictures: Sequence[Callable[[], NDArray[np.uint8]]], height: int, width: int
-) -> NDArray[np.uint8]:
+def all_fitted(pictures: Sequence[Callable[[], NDArray[np.uint8]]], height: int, width: int) -> NDArray[np.uint8]:
     """Read and fit pictures, [B, H, W, 3]; each function is called once, however often it is among them."""
     read = {picture: fitted(picture(), height, width) for picture in dict.fromkeys(pictures)}
     return np.stack([read[picture] for picture in pictures])
@@ -218,8 +204,6 @@ def image_grid(pictures: Sequence[NDArray[np.uint8]], columns: int, gap: int = 2
     rows = -(-len(pictures) // columns)
     grid = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap, 3), 255, dtype=np.uint8)
     for index, picture in enumerate(pictures):
-        top, left = (
-            gap + (size + gap) * at for size, at in zip((height, width), divmod(index, columns), strict=True)
-        )
+        top, left = (gap + (size + gap) * at for size, at in zip((height, width), divmod(index, columns), strict=True))
         grid[top : top + height, left : left + width] = picture
     return grid

@@ -29,9 +29,7 @@ def exhaust(results: Iterable[object]) -> None:
         pass
 
 
-def results_of_all(
-    action: Callable[[], Result], count: int, group: ProcessGroup | None = None
-) -> list[Result]:
+def results_of_all(action: Callable[[], Result], count: int, group: ProcessGroup | None = None) -> list[Result]:
     """Results of `action` in all `count` processes, in order of rank. All must call.
 
     Args:
@@ -69,9 +67,7 @@ class Workers:
 
     def __init__(self) -> None:
         """Join the other processes, if there are any, and select this process's GPU: call before loading a model."""
-        self._index, self._count = (
-            int(os.environ.get(name, n)) for name, n in (("RANK", 0), ("WORLD_SIZE", 1))
-        )
+        self._index, self._count = (int(os.environ.get(name, n)) for name, n in (("RANK", 0), ("WORLD_SIZE", 1)))
         if self._count > 1:
             import torch  # here: slow to import
             from torch import distributed

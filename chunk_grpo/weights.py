@@ -27,9 +27,7 @@ _SHOWN = 3
 _STEMS = ("model", "diffusion_pytorch_model")
 """Names of the files that transformers and diffusers read, without their ends."""
 
-OTHER_FILES = (
-    "config.json beside them belongs to another model, or files are from two revisions: fetch them again."
-)
+OTHER_FILES = "config.json beside them belongs to another model, or files are from two revisions: fetch them again."
 
 _UNQUANTISED = "give the checkpoint as it was before, in bfloat16 for example"
 
@@ -186,9 +184,7 @@ def require_finite(where: str, weights: Mapping[str, Tensor], rule: str) -> None
     """
     # Tied weights are one tensor with two names. Unlike isfinite, aminmax makes no tensor of the same size.
     once = {
-        tensor.data_ptr(): name
-        for name, tensor in weights.items()
-        if tensor.is_floating_point() and tensor.numel()
+        tensor.data_ptr(): name for name, tensor in weights.items() if tensor.is_floating_point() and tensor.numel()
     }
     if not once:
         return
@@ -213,18 +209,14 @@ def stored_weights(folder: Path, again: str) -> dict[str, Path]:
     for stem in _STEMS:
         index, single = folder / f"{stem}.safetensors.index.json", folder / f"{stem}.safetensors"
         if index.exists() and single.exists():
-            raise DataError(
-                f"{folder}: must hold one set of weights, got {single.name} and {index.name}; delete one"
-            )
+            raise DataError(f"{folder}: must hold one set of weights, got {single.name} and {index.name}; delete one")
         if index.exists():
             named = _index(index, again)
             for path in sorted(set(named.values())):
                 if not path.exists():
                     raise DataError(f"{path}: named in {index.name} but missing; {again}")
             held = {name: path for path in sorted(set(named.values())) for name in _header(path, again)}
-            if wrong := sorted(
-                name for name in named.keys() | held.keys() if named.get(name) != held.get(name)
-            ):
+            if wrong := sorted(name for name in named.keys() | held.keys() if named.get(name) != held.get(name)):
                 raise DataError(
                     f"{index}: must name the file of each weight, and does not for {_listed(wrong)}; {again}"
                 )
@@ -241,9 +233,7 @@ def _index(path: Path, again: str) -> dict[str, Path]:
         named = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         files = {str(name): path.parent / file for name, file in named.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{path}: weight_map must name the file of each weight ({error!r}); {again}"
-        ) from error
+        raise DataError(f"{path}: weight_map must name the file of each weight ({error!r}); {again}") from error
     for file in files.values():
         if file.parent != path.parent or file.suffix != ".safetensors":
             raise DataError(f"{path}: must name safetensors files beside it, got {file}; {again}")
@@ -279,9 +269,7 @@ def _no_weights(folder: Path, again: str) -> str:
             "of the same checkpoint, or load it where you trust it and save it again with save_pretrained"
         )
     found = sorted(path.name for path in folder.glob("*.safetensors")) or ["no such file"]
-    return (
-        f"must hold weights in {wanted} or in files with its index, got {', '.join(found[:_SHOWN])}; {again}"
-    )
+    return f"must hold weights in {wanted} or in files with its index, got {', '.join(found[:_SHOWN])}; {again}"
 
 
 def _refuse(
@@ -327,8 +315,7 @@ def _twice(network: Any, names: Iterable[str]) -> set[str]:
     return {
         name
         for name in names
-        if name not in known
-        and any(name.endswith(f".{other}") or other.endswith(f".{name}") for other in right)
+        if name not in known and any(name.endswith(f".{other}") or other.endswith(f".{name}") for other in right)
     }
 
 
@@ -351,9 +338,7 @@ def _source(model_class: Any, folder: str, unread: Mapping[str, Path] | None) ->
     for path in sorted(set(unread.values())):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  # it is no mapping
-                state[name] = torch.empty(
-                    file.get_slice(name).get_shape(), dtype=torch.float32, device="meta"
-                )
+                state[name] = torch.empty(file.get_slice(name).get_shape(), dtype=torch.float32, device="meta")
     config = model_class.config_class.from_pretrained(folder, local_files_only=True)
     return {"pretrained_model_name_or_path": None, "config": config, "state_dict": state}
 

@@ -214,9 +214,7 @@ class _Tasks:
 
 
 @task(task_run_name=name_of_task, **_OPTIONS)
-def _run(
-    spec: StageSpec, workspace: Workspace, known: StageOutcome | None, force: bool
-) -> State[StageOutcome]:
+def _run(spec: StageSpec, workspace: Workspace, known: StageOutcome | None, force: bool) -> State[StageOutcome]:
     """Run a stage here or on its work pool, unless it is known to be up to date."""
     if known is None:
         run = run_here if spec.work_pool is None else _run_there

@@ -56,9 +56,7 @@ def workspace(
     `is_listed`: its results are an experiment, named after the run and the label.
     """
     if worker := os.environ.get(environment.WORKER_PID):
-        die_with_parent(
-            int(worker)
-        )  # without its worker the run would hold the GPU and could not be cancelled
+        die_with_parent(int(worker))  # without its worker the run would hold the GPU and could not be cancelled
     what = slug(label or spec.preset or "params")
     name = f"{slug(flow_run.name)}-{what}-{flow_run.id}-{flow_run.run_count}"
     experiment = slug(f"{flow_run.name} {label or ''}".strip()) if is_listed else None

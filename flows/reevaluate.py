@@ -33,9 +33,7 @@ _UNSUCCESSFUL = [StateType.FAILED, StateType.CRASHED, StateType.CANCELLED, State
 
 
 @flow(name="chunk-grpo", flow_run_name=name_of_reevaluate, persist_result=False)
-def reevaluate(
-    preset: str = "tiny", new_seeds: bool = True, overrides: tuple[Override, ...] = ()
-) -> State[None]:
+def reevaluate(preset: str = "tiny", new_seeds: bool = True, overrides: tuple[Override, ...] = ()) -> State[None]:
     """Evaluate the newest published models of a preset with its current scorers, and compare with earlier results.
 
     Args:

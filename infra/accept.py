@@ -123,9 +123,7 @@ def found_by(check: Callable[[Trial], Found], trial: Trial) -> Found:
     except Exception as error:
         trial.say(traceback.format_exc())
         first, *lines = str(error).splitlines() or [type(error).__name__]
-        sentences = [
-            line.removeprefix("error: ") for line in lines if line.startswith("error: ")
-        ]  # of a stage
+        sentences = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]  # of a stage
         is_explained = isinstance(error, ChunkGrpoError) or bool(sentences)
         advice = [] if is_explained else ["see log.txt; a traceback of chunk-grpo's own code is a bug"]
         said = ": ".join([first.rstrip("."), *sentences[-1:], *advice]) if sentences or advice else first

@@ -99,9 +99,7 @@ def settings(trial: Trial) -> Found:
     trial.pipeline.run_due(["try_scorers"], trial.say)
     edited = [line for line in uncommitted(trial.root) if line[:2] != "??" and line[3:] != "params.yaml"]
     numbers = {"notices": list(notices(trial.params)), "edits that did not run": edited}
-    return Found(
-        "pass", "Weights, adapter, prompts and scorers are there; scorers judged made-up images.", numbers
-    )
+    return Found("pass", "Weights, adapter, prompts and scorers are there; scorers judged made-up images.", numbers)
 
 
 def reach_model(model: ModelParams) -> None:
@@ -155,9 +153,7 @@ def references(trial: Trial) -> Found:
         elif kind == "hpsv3" and trial.hpsv3_python is None:
             numbers[key] = "not checked: HPSv3 publishes none; --hpsv3-python computes them"
         else:
-            done = subprocess.run(
-                reference(trial, kind, scorer), cwd=trial.root, capture_output=True, text=True
-            )
+            done = subprocess.run(reference(trial, kind, scorer), cwd=trial.root, capture_output=True, text=True)
             trial.say(done.stdout + done.stderr)
             numbers[key], compared[key] = (done.stdout + done.stderr).strip().splitlines(), done.returncode
     if not compared:
@@ -228,9 +224,7 @@ def ratios(trial: Trial) -> Found:
     if worst is None:
         return Found("not checked", f"Training of {trial.variant} has no ratios.")
     clip = min(resolved_variant(trial.small, trial.variant).limits)
-    steps = [
-        value for each in trial.metrics() for name, value in each.items() if name.startswith("fidelity_p99/")
-    ]
+    steps = [value for each in trial.metrics() for name, value in each.items() if name.startswith("fidelity_p99/")]
     numbers = {
         "p99 by iteration": found,
         "largest p99 of a step": max(steps, default=None),

@@ -37,15 +37,11 @@ def named_pools(root: Path) -> set[str]:
         with path.open(encoding="utf-8") as stream:  # so that an error names the file
             content = yaml.safe_load(stream)
         pools = content.get("pools") if isinstance(content, dict) else None
-        found |= (
-            {name for name in pools.values() if isinstance(name, str)} if isinstance(pools, dict) else set()
-        )
+        found |= {name for name in pools.values() if isinstance(name, str)} if isinstance(pools, dict) else set()
     return found
 
 
-def deployments_file(
-    root: Path, existing: Sequence[DeploymentResponse], stage_pools: Sequence[str] = ()
-) -> str:
+def deployments_file(root: Path, existing: Sequence[DeploymentResponse], stage_pools: Sequence[str] = ()) -> str:
     """The text of prefect.yaml for workers in a clone, with the values that users may have changed in the Prefect UI.
 
     Otherwise `prefect deploy` would enable paused deployments and overwrite their schedules, default parameters and

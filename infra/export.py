@@ -36,9 +36,7 @@ def parser() -> argparse.ArgumentParser:
     own = command_parser("export", __doc__)
     own.add_argument("variant", help="name of the variant")
     own.add_argument("--seed", type=int, default=0, help="training seed (default: 0)")
-    own.add_argument(
-        "--to", choices=get_args(Kind), default="diffusers", help="what it is for (default: diffusers)"
-    )
+    own.add_argument("--to", choices=get_args(Kind), default="diffusers", help="what it is for (default: diffusers)")
     own.add_argument("--out", type=Path, required=True, help="folder to write; it must not exist")
     own.add_argument("--push", metavar="OWNER/NAME", help="upload the folder to this repository of the hub")
     own.add_argument("--private", action="store_true", help="make a new repository of --push private")

@@ -61,9 +61,7 @@ def parser() -> argparse.ArgumentParser:
         help="another checkout that uses the cache; may be repeated",
     )
     own.add_argument("--alone", action="store_true", help="no other checkout uses the cache")
-    own.add_argument(
-        "--checkout", type=Path, default=ROOT, help="checkout that has the cache (default: this one)"
-    )
+    own.add_argument("--checkout", type=Path, default=ROOT, help="checkout that has the cache (default: this one)")
     return own
 
 
@@ -101,9 +99,7 @@ def collect(options: argparse.Namespace) -> None:
     for line in _report(cache, groups, len(unused), stopped, oldest, deleted=options.delete):
         console.print(line, markup=False)
     if not options.delete:
-        console.print(
-            "`make gc DELETE=1` removes this." if is_free else "A run is active: nothing can be removed now."
-        )
+        console.print("`make gc DELETE=1` removes this." if is_free else "A run is active: nothing can be removed now.")
 
 
 def _report(

@@ -165,9 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command, run in ((writing, write), (reading, read)):
         command.add_argument("--prompts", default=Layout().prompts, help="prompts/1, Parquet")
         command.add_argument("--split", default="geneval", help="split of the prompts (default: geneval)")
-        command.add_argument(
-            "--mode", default=BASE, help="mode of the images: base, tuned or hybrid (default: base)"
-        )
+        command.add_argument("--mode", default=BASE, help="mode of the images: base, tuned or hybrid (default: base)")
         command.add_argument(
             "--train-seed",
             type=int,

@@ -32,9 +32,7 @@ class ImageFolder:
                 {"policy": "", "mode": "base", "train_seed": -1, "prompt_id": name, "sample": samples[name]}
             )
             samples[name] += 1
-        self.groups: Counter[tuple[Any, ...]] = Counter(
-            tuple(row[key] for key in GROUP) for row in self._rows
-        )
+        self.groups: Counter[tuple[Any, ...]] = Counter(tuple(row[key] for key in GROUP) for row in self._rows)
         """Number of images of each group."""
         self._of = {(r["prompt_id"], r["sample"]): f for r, f in zip(self._rows, files, strict=True)}
 

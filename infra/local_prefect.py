@@ -148,9 +148,7 @@ class LocalPrefect:
                 self._start("reports", command)
             self.start_server()
             with self._settings():
-                SetUp(self.root, gpu_workers=self.gpu_workers or None, webhook=self.webhook).apply(
-                    self.environment
-                )
+                SetUp(self.root, gpu_workers=self.gpu_workers or None, webhook=self.webhook).apply(self.environment)
             self._start("worker-cpu", worker.command("cpu", "local-cpu", None))
             for number, share in enumerate(devices):
                 name = "gpu" if workers == 1 else f"gpu-{number}"
@@ -240,9 +238,7 @@ class LocalPrefect:
     def _set_unfinished(self, state: State) -> None:
         """Set the state of every run that a worker has taken, and of the scheduled runs that such a run waits for."""
         # With the retries of prefect.toml an unhealthy server would delay this by minutes per run.
-        hurry = temporary_settings(
-            {PREFECT_CLIENT_MAX_RETRIES: 1, PREFECT_API_REQUEST_TIMEOUT: _HURRY_SECONDS}
-        )
+        hurry = temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1, PREFECT_API_REQUEST_TIMEOUT: _HURRY_SECONDS})
         try:
             with self._settings(), hurry, get_client(sync_client=True) as client:
                 for run in _unfinished(client):
@@ -293,9 +289,7 @@ def shares(devices: Sequence[str], workers: int) -> list[dict[str, str]]:
     if workers == 1 or not devices:
         return [{} for _ in range(workers)]
     if workers > len(devices):
-        raise SetUpError(
-            f"GPU_WORKERS={workers}, but only {len(devices)} GPUs are visible: {', '.join(devices)}"
-        )
+        raise SetUpError(f"GPU_WORKERS={workers}, but only {len(devices)} GPUs are visible: {', '.join(devices)}")
     return [{"CUDA_VISIBLE_DEVICES": ",".join(devices[number::workers])} for number in range(workers)]
 
 
@@ -345,7 +339,5 @@ def _holder(port: int) -> str:
     """What holds a port: a Prefect server answers to a question of its health."""
     with suppress(httpx.HTTPError):
         if httpx.get(f"http://{HOST}:{port}/api/health", timeout=5).text == "true":
-            return (
-                f"port {port} is in use by a Prefect server, perhaps `make serve` of another folder or user"
-            )
+            return f"port {port} is in use by a Prefect server, perhaps `make serve` of another folder or user"
     return f"port {port} is in use by another program"

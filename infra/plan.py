@@ -106,9 +106,7 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument("--tflops", type=_positive, help="TFLOP/s that a GPU reaches; default: by --gpu")
     own.add_argument("--gbs", type=_positive, help="GB/s of collectives; default: by --gpu")
     own.add_argument("--network-gbs", type=_positive, help="GB/s a GPU between machines; default: 33")
-    own.add_argument(
-        "--disk-gbs", type=_positive, default=1.0, help="GB/s of the disk of weights and checkpoints"
-    )
+    own.add_argument("--disk-gbs", type=_positive, default=1.0, help="GB/s of the disk of weights and checkpoints")
     own.add_argument("--price", type=_positive, help="price of a GPU for an hour")
     own.add_argument("--all", action="store_true", help="print operations, stages, memory and files too")
     own.add_argument("--json", action="store_true", help="print the numbers as JSON")

@@ -29,9 +29,7 @@ def reference(root: Path) -> dict[str, str]:
     """Content of the files, by path. ConfigError if the page has a section of params.yaml twice, or lacks one."""
     schema = params_schema()
     page = (root / PAGE).read_text(encoding="utf-8")
-    _check_sections(
-        [name for found in _TABLE.finditer(page) for name in found[1].split()], schema["properties"]
-    )
+    _check_sections([name for found in _TABLE.finditer(page) for name in found[1].split()], schema["properties"])
     params = composed(root, PRESET)
 
     def table(found: re.Match[str]) -> str:

@@ -18,9 +18,7 @@ TAG = "chunk-grpo"
 _PAGE = 200  # the server's limit per request
 
 
-def runs_in(
-    client: SyncPrefectClient, states: Sequence[StateType], *, waited_for: bool = False
-) -> list[FlowRun]:
+def runs_in(client: SyncPrefectClient, states: Sequence[StateType], *, waited_for: bool = False) -> list[FlowRun]:
     """All flow runs of our deployments in the given states.
 
     `waited_for`: only those that another flow run started and waits for.

@@ -107,9 +107,7 @@ def read_scorers(name: str) -> ScorersFile:
         from chunk_grpo.orchestration.presets import composed_text
 
         source = f"conf/scorers/{name}.yaml"
-        return _checked(
-            parse_yaml(composed_text(ROOT / "conf", f"scorers/{name}", {}, source), source), source
-        )
+        return _checked(parse_yaml(composed_text(ROOT / "conf", f"scorers/{name}", {}, source), source), source)
     if file.resolve().parent == ROOT / "conf" / "scorers":
         return read_scorers(file.stem)
     return _checked(read_raw_params(file), name)
@@ -150,9 +148,7 @@ def _score(options: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         scorers = {
-            key: stack.enter_context(
-                closing(place_scorer(key, sections.scorers[key], sections.executors.get(key)))
-            )
+            key: stack.enter_context(closing(place_scorer(key, sections.scorers[key], sections.executors.get(key))))
             for key in names
         }
         for key, scorer in scorers.items():  # of all, before the first model is loaded
@@ -164,9 +160,7 @@ def _score(options: argparse.Namespace) -> None:
                 tables = [str(each.path) for each in part.files]
                 about = (location, *map(str, part.pictures.values()))
                 done.append(kept_scores(spec, scorer.settings, tables, about, str(out / "scores.parquet")))
-                found = score_rows(
-                    key, scorer, part, part.prompts, done[-1], Workers(), ALL_REFUSED, part.pictures
-                )
+                found = score_rows(key, scorer, part, part.prompts, done[-1], Workers(), ALL_REFUSED, part.pictures)
                 rows += [_row(part.file_of(row), row) for row in found]
             scorer.close()  # before the next one is loaded
     places = {file.name: number for number, file in enumerate(files)}

@@ -93,11 +93,7 @@ def _welcome(prefect: LocalPrefect) -> str:
         variables += f"PREFECT_HOME={prefect.home} "
     if prefect.auth is not None and os.environ.get(OUR_STRING, prefect.auth) != prefect.auth:
         variables += f'{OUR_STRING}="$(cat {prefect.home / AUTH})" '
-    elsewhere = (
-        "GPU workers  none here; where the GPUs are: make worker POOL=gpu\n"
-        if prefect.gpu_workers == 0
-        else ""
-    )
+    elsewhere = "GPU workers  none here; where the GPUs are: make worker POOL=gpu\n" if prefect.gpu_workers == 0 else ""
     password = f"in {prefect.home / AUTH}"
     if prefect.auth is None:
         password = OPEN

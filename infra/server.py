@@ -10,9 +10,7 @@ from urllib.parse import urlsplit
 from chunk_grpo.orchestration.served import LOOPBACK, host_name
 
 Message = MutableMapping[str, Any]
-App = Callable[
-    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
-]
+App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
 
 
 class Door:
@@ -45,12 +43,8 @@ class Door:
 
         hosts = values(b"host")
         if len(hosts) != 1 or (self._loopback and host_name(hosts[0]) not in self._names):
-            return (
-                f"Host must be a name of this server, got {', '.join(hosts)}; see docs/deploy.md for a proxy"
-            )
-        foreign = [
-            o for o in values(b"origin") if o.partition("://")[2] != hosts[0] and o not in self._origins
-        ]
+            return f"Host must be a name of this server, got {', '.join(hosts)}; see docs/deploy.md for a proxy"
+        foreign = [o for o in values(b"origin") if o.partition("://")[2] != hosts[0] and o not in self._origins]
         return f"Origin must be {hosts[0]}, got {', '.join(foreign)}; see docs/deploy.md" if foreign else None
 
 

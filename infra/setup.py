@@ -37,9 +37,7 @@ from chunk_grpo.errors import ConfigError, TransientError
 from infra.deployments import PREFECT_FILE, deployments_file, named_pools
 
 ROOT = Path(__file__).resolve().parents[1]
-AUTOMATIONS, NOTIFICATIONS = (
-    Path(__file__).with_name(f"{name}.yaml") for name in ("automations", "notifications")
-)
+AUTOMATIONS, NOTIFICATIONS = (Path(__file__).with_name(f"{name}.yaml") for name in ("automations", "notifications"))
 WEBHOOK_BLOCK = "chunk-grpo-notify"
 
 
@@ -155,9 +153,7 @@ def connected() -> Iterator[SyncPrefectClient]:
     """A client of the server of PREFECT_API_URL; its errors become SetUpErrors."""
     url = PREFECT_API_URL.value()
     if not url:
-        raise SetUpError(
-            "PREFECT_API_URL is not set: run this command in the repository's root, where prefect.toml is"
-        )
+        raise SetUpError("PREFECT_API_URL is not set: run this command in the repository's root, where prefect.toml is")
     try:
         with get_client(sync_client=True) as client:
             client.read_work_pools(limit=1)
@@ -170,9 +166,7 @@ def connected() -> Iterator[SyncPrefectClient]:
     except PrefectHTTPStatusError as error:
         raise SetUpError(_refusal(url, error)) from error
     except (json.JSONDecodeError, RuntimeError) as error:
-        raise SetUpError(
-            f"{url} does not answer as a Prefect server does: does it end with /api? {error}"
-        ) from error
+        raise SetUpError(f"{url} does not answer as a Prefect server does: does it end with /api? {error}") from error
 
 
 def _refusal(url: str, error: PrefectHTTPStatusError) -> str:
@@ -268,9 +262,7 @@ def parser() -> argparse.ArgumentParser:
     text = "worker type of the pools with a template"
     own.add_argument("--pool-type", choices=["process", "kubernetes", "ecs"], default="process", help=text)
     text = "base job template of a pool (JSON); a pool without one has process workers"
-    own.add_argument(
-        "--template", metavar="POOL=FILE", type=_template, action="append", default=[], help=text
-    )
+    own.add_argument("--template", metavar="POOL=FILE", type=_template, action="append", default=[], help=text)
     text = "more pools for stages, beside those that params.yaml and the presets name"
     own.add_argument("--pools", dest="more_pools", metavar="POOL", nargs="+", default=[], help=text)
     text = f"reset schedules, default parameters and limits to {PREFECT_FILE}, and enable all deployments"

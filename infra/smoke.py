@@ -25,9 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def main() -> int:
     """Return 0 if the run completed, 130 if it was stopped, otherwise 1."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="smoke")
     parser.add_argument("--force", action="store_true", help="run every stage, cached or not")
     parser.add_argument("--root", type=Path, default=ROOT, help="the repository (default: this one)")
@@ -41,9 +39,7 @@ def main() -> int:
         server = LocalPrefect(root=root, home=Path(home), port=free_port(), auth=new_string())
         try:
             with server.running():
-                console.print(
-                    f"Server, workers and deployments are up after {time.monotonic() - start:.1f} s"
-                )
+                console.print(f"Server, workers and deployments are up after {time.monotonic() - start:.1f} s")
                 start = time.monotonic()
                 code = subprocess.run(command, cwd=root, env=server.environment, check=False).returncode
                 console.print(f"The flow run took {time.monotonic() - start:.1f} s")

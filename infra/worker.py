@@ -54,9 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Shells start background commands with SIGINT ignored; Prefect's worker needs SIGINT to end itself.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     line = command(options.pool, name, limit)
-    return os.execve(
-        line[0], line, worker_environment(os.environ, repository, home, PREFECT_API_URL.value() or "")
-    )
+    return os.execve(line[0], line, worker_environment(os.environ, repository, home, PREFECT_API_URL.value() or ""))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -43,9 +43,7 @@ def train(toy: Toy) -> None:
     tokens, _ = build_tokenizers(toy.params["text"], captions())
     models = {name: build(toy, tokens).to(toy.device) for name in CLIPS}
     learners = [
-        Learner(
-            name, model, tokens, lambda output: output.text_embeds, toy.params["text"]["clip_hidden_size"]
-        )
+        Learner(name, model, tokens, lambda output: output.text_embeds, toy.params["text"]["clip_hidden_size"])
         for name, model in models.items()
     ]
     learn_attributes(learners, caption_lessons(), toy, Curve(toy.curve("clip_encoders")))

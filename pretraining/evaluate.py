@@ -31,9 +31,7 @@ from pretraining.toys import KONTEXT, Toy, command_line, load_toy
 def evaluation_prompts(per_category: int, seed: int) -> list[PromptSpec]:
     """Draw the same number of captions, with replacement, of each category and of the WISE-like set."""
     rng = random.Random(seed)
-    pools = [[p for p in all_prompts() if p.category == category] for category in CATEGORIES] + [
-        knowledge_prompts()
-    ]
+    pools = [[p for p in all_prompts() if p.category == category] for category in CATEGORIES] + [knowledge_prompts()]
     return [rng.choice(pool) for pool in pools for _ in range(per_category)]
 
 
@@ -95,9 +93,7 @@ def caption_scores(settings: dict[str, Any], family: DiffusersFamily, per_catego
     for spec, picture in zip(specs, drawn(settings, family, [spec.prompt for spec in specs]), strict=True):
         found = detect(picture)
         rows.append((spec.category, exact_score(found, spec), graded_score(found, spec), vividness(picture)))
-    scores: dict[str, float] = {
-        c: sum(r[1] for r in rows if r[0] == c) / per_category for c in (*CATEGORIES, "wise")
-    }
+    scores: dict[str, float] = {c: sum(r[1] for r in rows if r[0] == c) / per_category for c in (*CATEGORIES, "wise")}
     standard = [row for row in rows if row[0] != "wise"]
     scores["exact"] = sum(row[1] for row in standard) / len(standard)
     scores["graded"] = sum(row[2] for row in standard) / len(standard)

@@ -130,9 +130,7 @@ class AttributeReader(nn.Module):
         """Create heads for vectors of `width`; see `Lessons`."""
         super().__init__()
         self._classes, self._slots = heads, slots
-        self.heads = nn.ModuleDict(
-            {name: nn.Linear(width, slots * classes) for name, classes in heads.items()}
-        )
+        self.heads = nn.ModuleDict({name: nn.Linear(width, slots * classes) for name, classes in heads.items()})
 
     def forward(self, pooled: Tensor, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Summed cross-entropy, and per caption whether all attributes are correct [B]."""
@@ -188,9 +186,7 @@ def learn_attributes(learners: Sequence[Learner], lessons: Lessons[Any], toy: To
     """Train all encoders at once."""
     settings, device = toy.params["text"], toy.device
     rng = random.Random(toy.params["seed"])
-    readers = nn.ModuleList(AttributeReader(one.width, lessons.heads, lessons.slots) for one in learners).to(
-        device
-    )
+    readers = nn.ModuleList(AttributeReader(one.width, lessons.heads, lessons.slots) for one in learners).to(device)
     parameters = [p for module in (*(one.model for one in learners), readers) for p in module.parameters()]
     optimizer = torch.optim.AdamW(parameters, settings["learning_rate"], weight_decay=1e-4)
     schedule = cosine_with_warmup(optimizer, 100, settings["steps"])

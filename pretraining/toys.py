@@ -59,9 +59,7 @@ class Toy:
         """Device of the recipe."""
         return pick_device(self.params["device"])
 
-    def load(
-        self, parts: tuple[Part, ...] = ("text", "transformer", "vae"), *, guided: bool
-    ) -> DiffusersFamily:
+    def load(self, parts: tuple[Part, ...] = ("text", "transformer", "vae"), *, guided: bool) -> DiffusersFamily:
         """Load parts of the checkpoint; `guided`: velocities have the classifier-free guidance of the evaluation."""
         options = LoadOptions(
             str(self.checkpoint),

@@ -137,13 +137,9 @@ def check_environment() -> None:
         return  # a single process; some schedulers set these two variables
     for name in _PLACES:
         if name not in given:
-            raise ConfigError(
-                f"{name}: must be set together with {' and '.join(given)}, got nothing; {remedy}"
-            )
+            raise ConfigError(f"{name}: must be set together with {' and '.join(given)}, got nothing; {remedy}")
     if int(given["RANK"]) >= int(given["WORLD_SIZE"]):
-        raise ConfigError(
-            f"RANK: must be below WORLD_SIZE = {given['WORLD_SIZE']}, got {given['RANK']}; {remedy}"
-        )
+        raise ConfigError(f"RANK: must be below WORLD_SIZE = {given['WORLD_SIZE']}, got {given['RANK']}; {remedy}")
 
 
 def report_error(error: ChunkGrpoError | Stopped) -> int:
@@ -184,16 +180,10 @@ def _parse(
 ) -> tuple[Arguments, str, str | None, str | None]:
     """The stage's arguments; parameter file, manifest, and record of the code."""
     module = sys.modules[main.__module__]
-    parser = argparse.ArgumentParser(
-        description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--params", default="params.yaml", help="the parameter file (default: params.yaml)")
-    parser.add_argument(
-        "--code", help="record of the stage's code by `inputs`, to be checked (default: none)"
-    )
-    parser.add_argument(
-        "--manifest", help="run manifest to write; the file's stem is the stage's name (default: none)"
-    )
+    parser.add_argument("--code", help="record of the stage's code by `inputs`, to be checked (default: none)")
+    parser.add_argument("--manifest", help="run manifest to write; the file's stem is the stage's name (default: none)")
     types = typing.get_type_hints(arguments)
     for field in fields(arguments):
         parser.add_argument(

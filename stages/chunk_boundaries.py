@@ -23,16 +23,12 @@ def main(params: Params, arguments: Arguments) -> None:
     """Write every plan, and the sizes of all plans to one JSON file."""
     profile = mean_profile(arguments.profile, params.sampling.num_sde_steps)
     plans = {name: build_plan(settings, profile) for name, settings in params.chunks.plans.items()}
-    tables = {
-        name: table_from_rows(plan_rows(name, plan, profile), "chunk_plan") for name, plan in plans.items()
-    }
+    tables = {name: table_from_rows(plan_rows(name, plan, profile), "chunk_plan") for name, plan in plans.items()}
     for name, table in tables.items():
         write_table(table, join(arguments.out, f"{name}.parquet"), "chunk_plan")
     for name, variant in params.variants.items():
         write_table(tables[variant.plan], join(arguments.variants, f"{name}.parquet"), "chunk_plan")
-    write_json(
-        {name: list(plan.sizes) for name, plan in sorted(plans.items())}, join(arguments.out, "chunks.json")
-    )
+    write_json({name: list(plan.sizes) for name, plan in sorted(plans.items())}, join(arguments.out, "chunks.json"))
 
 
 if __name__ == "__main__":

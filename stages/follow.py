@@ -22,9 +22,7 @@ from stages._stage import report_error
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Follow machine 0 until a stop signal arrives; exit code 2 bad configuration, 75 stopped."""
-    argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args(argv)
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args(argv)
     try:
         machines, seconds = machines_of_environment(), stop_seconds()
         if machines.index == 0:

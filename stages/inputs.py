@@ -61,9 +61,7 @@ def require_no_secrets(params: Params) -> None:
     The error does not repeat it.
     """
     secrets = {
-        value: name
-        for name, value in os.environ.items()
-        if _SECRET.search(name) and len(value) >= _SECRET_LENGTH
+        value: name for name, value in os.environ.items() if _SECRET.search(name) and len(value) >= _SECRET_LENGTH
     }
     for path, text, _ in texts(params.model_dump(mode="json")):
         for name in (name for value, name in secrets.items() if value in text):

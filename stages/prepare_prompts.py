@@ -77,9 +77,7 @@ def main(params: Params, arguments: Arguments) -> None:
         lambda: token_limits(model.family, model.checkpoint, model.revision, model.max_sequence_length)
     )
     shape = params.model.height, params.model.width
-    splits = list(
-        splits_of(params.prompts, limits, shape)
-    )  # first: errors in prompt files before the model's
+    splits = list(splits_of(params.prompts, limits, shape))  # first: errors in prompt files before the model's
     check_scorer_data(params, splits)
     require_unchanged(prompt_records(params, Digests()), arguments.files)
     reports = {}

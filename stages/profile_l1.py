@@ -40,9 +40,7 @@ def profile_rows(family: Family, prompts: PromptSet, params: Params, workers: Wo
     seeds = range(settings.seed, settings.seed + settings.num_seeds)
     for curves in profiled(family, prompts, seeds, sampling, settings.batch_size, workers, with_ode=True):
         for sampler, distances in curves.distances.items():
-            for prompt_id, seed, curve in zip(
-                curves.prompt_ids, curves.seeds, distances.tolist(), strict=True
-            ):
+            for prompt_id, seed, curve in zip(curves.prompt_ids, curves.seeds, distances.tolist(), strict=True):
                 for step, l1_rel in enumerate(curve):
                     place = {"step": step, "t": times[step], "t_next": times[step + 1]}
                     yield {

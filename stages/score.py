@@ -62,9 +62,7 @@ def main(params: Params, arguments: Arguments) -> None:
         table = table_from_rows(rows, "scores")
         check_scale(table, arguments.out, *scorer.settings.value_scale[1:])
     if workers.is_main:
-        write_table(
-            table, arguments.out, "scores", {SCORER_KEY.decode(): json.dumps(spec.model_dump(mode="json"))}
-        )
+        write_table(table, arguments.out, "scores", {SCORER_KEY.decode(): json.dumps(spec.model_dump(mode="json"))})
     if workers.is_main:
         kept.end(keep_parts=True)
 

@@ -211,8 +211,4 @@ def shared_rows(params: Params, arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(
-        run_processes(
-            main, Arguments, divisible=shared_rows, on_cpus=lambda params: params.train.cpu_processes
-        )
-    )
+    sys.exit(run_processes(main, Arguments, divisible=shared_rows, on_cpus=lambda params: params.train.cpu_processes))

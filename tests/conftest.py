@@ -124,9 +124,7 @@ class Workspace:
             patch.setattr(sys, "dont_write_bytecode", True)
             patch.setattr("stages.inputs.code_records", _code_records)
             try:
-                return int(
-                    importlib.import_module("stages._stage").run_stage(found.main, found.Arguments, options)
-                )
+                return int(importlib.import_module("stages._stage").run_stage(found.main, found.Arguments, options))
             finally:
                 for name, held in list(sys.modules.items()):
                     if str(getattr(held, "__file__", None)).startswith(f"{self.root}{os.sep}"):
@@ -136,9 +134,7 @@ class Workspace:
         """Changes of the options of `inputs` with which only the records that a stage is compared with are new."""
         files = {"settings", "model", "prompts", "scorers", "names"} - RECORDED[stage]
         folders = {"codes", "variants", "policies"} - RECORDED[stage]
-        return {name: f"recorded/{name}.json" for name in files} | {
-            name: f"recorded/{name}" for name in folders
-        }
+        return {name: f"recorded/{name}.json" for name in files} | {name: f"recorded/{name}" for name in folders}
 
     def images(self, policy: str) -> str:
         """Location of the images of `base` or of the variant."""

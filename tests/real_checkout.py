@@ -39,9 +39,7 @@ def python(folder: Path, *arguments: str, **variables: str) -> subprocess.Comple
     environment = os.environ | {"DVC_NO_ANALYTICS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(folder)}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     command = [sys.executable, *arguments]
-    return subprocess.run(
-        command, cwd=folder, env=environment | variables, capture_output=True, text=True, check=False
-    )
+    return subprocess.run(command, cwd=folder, env=environment | variables, capture_output=True, text=True, check=False)
 
 
 def dvc(folder: Path, *command: str, **variables: str) -> str:

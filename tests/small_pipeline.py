@@ -141,9 +141,7 @@ def template(shell: Shell, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    compose_and_dump(
-        folder / "params.yaml", str(folder / "conf"), None, "config", str(folder), ["preset=tiny"]
-    )
+    compose_and_dump(folder / "params.yaml", str(folder / "conf"), None, "config", str(folder), ["preset=tiny"])
     shell(folder, "git", "init", "--quiet", "--initial-branch", "main")
     shell(folder, sys.executable, "-m", "dvc", "init", "--quiet")
     (folder / ".dvc/config").write_text("[core]\n    analytics = false\n")

@@ -51,9 +51,7 @@ def test_every_word_of_every_caption_is_one_token(name: str) -> None:
         for text in texts[name]:
             words = text.split()
             ids = tokens(text).input_ids
-            assert (
-                len(ids) == len(words) + (1 if is_t5 else 2) <= tokens.model_max_length
-            )  # end; start and end
+            assert len(ids) == len(words) + (1 if is_t5 else 2) <= tokens.model_max_length  # end; start and end
             assert not is_t5 or tokens.unk_token_id not in ids
 
 

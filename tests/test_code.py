@@ -94,9 +94,7 @@ def test_a_stage_of_dvc_imports_the_copy(code: Path, tmp_path: Path, stage: str 
         schema.write_text(schema.read_text().replace("the parameter file", f"{word} package"))
     for package in ("chunk_grpo", "stages"):
         (tmp_path / package).symlink_to(code / package)
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "DVC_STAGE")
-    }
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "DVC_STAGE")}
     environment |= {} if stage is None else {"DVC_STAGE": stage}
     module_name = f"stages.{(stage or 'chunk_boundaries').rpartition(':')[2]}"
     done = subprocess.run(

@@ -41,9 +41,7 @@ def test_help_lists_every_command_and_imports_none(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     *shown, imported = done.stdout.splitlines()
     assert imported == "[]"
-    assert [line.split()[0] for line in shown if line.startswith("    ") and line[4] != " "] == list(
-        command.COMMANDS
-    )
+    assert [line.split()[0] for line in shown if line.startswith("    ") and line[4] != " "] == list(command.COMMANDS)
 
 
 def test_each_command_says_its_own_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,9 +31,7 @@ def only(kind: str) -> dict[str, object]:
     return {"scorers": {kind: scorer}, "rewards": {kind: 1.0}}
 
 
-A_FILE = {"path": "a.txt"} | dict.fromkeys(
-    ("hub_file", "revision", "prompt_field", "category_field", "limit")
-)
+A_FILE = {"path": "a.txt"} | dict.fromkeys(("hub_file", "revision", "prompt_field", "category_field", "limit"))
 EDITED = A_FILE | {"picture_field": "source"}
 OF_FILE: dict[str, object] = {"prompts.source": "file", "prompts.wise_count": 0, **only("shapes-vivid")}
 OF_COCO: dict[str, object] = {"prompts.source": "coco", "prompts.wise_count": 0, **only("shapes-graded")}
@@ -108,8 +106,7 @@ def test_a_kind_of_scorer_declares_its_class_its_network_and_its_scale() -> None
         (
             "model.family",
             "flix",
-            f": must be one of {', '.join(family_names())}, or a module of yours, such as "
-            "package.module, got 'flix'",
+            f": must be one of {', '.join(family_names())}, or a module of yours, such as package.module, got 'flix'",
         ),
         ("model.height", 50, ": must be a multiple of 8, got 50"),
         ("model.revision", 12, ": must be text, got 12"),
@@ -375,7 +372,5 @@ def test_the_cause_is_named_before_what_follows_from_it() -> None:
     file = {"path": "a.csv", "hub_file": None, "revision": None, "prompt_field": None, "category_field": None}
     own = (put("prompts.source", "file"), put("prompts.train_file", {**file, "limit": None}))
     first, *others = problems(*own, put("prompts.wise_count", 0))
-    assert "shapes-exact judges prompts of shapes only, got 'eval'" in first and first.endswith(
-        "or the scorer"
-    )
+    assert "shapes-exact judges prompts of shapes only, got 'eval'" in first and first.endswith("or the scorer")
     assert any("must be a split with images: eval, got 'wise'" in other for other in others)

@@ -112,9 +112,7 @@ def test_missing_dvc_file_error_names_next_step(name, memory, tmp_path, monkeypa
     Path(f"{tracked}.dvc").touch()
     with pytest.raises(DataError) as caught:
         Digests(memory).of(name)
-    message = (
-        f"{name}: no such file, but {tracked}.dvc tracks it. In a checkout run `dvc checkout {tracked}.dvc`"
-    )
+    message = f"{name}: no such file, but {tracked}.dvc tracks it. In a checkout run `dvc checkout {tracked}.dvc`"
     assert str(caught.value).startswith(message)
     assert f"`--copy-paths {tracked}`" in str(caught.value)
     settled(Path(name), "a red circle")

@@ -75,9 +75,7 @@ def repro(root: Path, programs: Path, change: Change | None = None, stage: str =
     with log.open("wb") as stream:
         command = ["/bin/sh", "-c", "exec python -m dvc repro"]
         environment = stage_environment(programs)
-        running = subprocess.Popen(
-            command, cwd=root, env=environment, stdout=stream, stderr=subprocess.STDOUT
-        )
+        running = subprocess.Popen(command, cwd=root, env=environment, stdout=stream, stderr=subprocess.STDOUT)
     if change is not None:
         wait_for(lambda: f"Running stage '{stage}':" in log.read_text(), 120, f"{stage} to begin")
         change(root)
@@ -144,6 +142,4 @@ def test_result_belongs_to_the_inputs_that_were_read(name, finished, tmp_path):
         if expected == "second":
             edit(fresh)
         assert repro(fresh, programs)[0] == 0
-        assert json.dumps(results(fresh), indent=1, sort_keys=True) == json.dumps(
-            state, indent=1, sort_keys=True
-        )
+        assert json.dumps(results(fresh), indent=1, sort_keys=True) == json.dumps(state, indent=1, sort_keys=True)

@@ -16,7 +16,5 @@ def test_an_extra_is_installed_from_the_clone() -> None:
 def test_no_text_advises_to_install_a_name_that_anybody_can_register() -> None:
     folders = [ROOT / name for name in ("chunk_grpo", "stages", "infra", "docs", "benchmarks")]
     files: list[Path] = [ROOT / "README.md", *(file for each in folders for file in each.rglob("*.*"))]
-    texts = {
-        file: file.read_text("utf-8") for file in files if file.suffix in (".py", ".md", ".ipynb", ".yaml")
-    }
+    texts = {file: file.read_text("utf-8") for file in files if file.suffix in (".py", ".md", ".ipynb", ".yaml")}
     assert [str(file) for file, text in texts.items() if BARE.search(text)] == []

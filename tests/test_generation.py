@@ -48,9 +48,7 @@ def prompts(base: FluxFamily) -> PromptSet:
     return PromptSet(["a", "b", "c"], PROMPTS, [{}, {}, {}], base.encode(PROMPTS))
 
 
-def images(
-    base: FluxFamily, tuned: FluxFamily | None, prompts: PromptSet, **changes: int
-) -> dict[Key, GeneratedImage]:
+def images(base: FluxFamily, tuned: FluxFamily | None, prompts: PromptSet, **changes: int) -> dict[Key, GeneratedImage]:
     made = [
         image
         for batch in generate(
@@ -179,8 +177,7 @@ def test_the_base_model_waits_until_the_trained_policy_is_gone(base, tuned, prom
     assert sum(counts) == 6 * (6 + 2) and len(made) == 12
     expected = images(base, tuned, prompts)
     assert all(
-        np.array_equal(image.picture, expected[image.mode, image.prompt_id, image.sample].picture)
-        for image in made
+        np.array_equal(image.picture, expected[image.mode, image.prompt_id, image.sample].picture) for image in made
     )
 
 

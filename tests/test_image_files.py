@@ -112,9 +112,7 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     "float": (lambda: saved(Image.fromarray(np.full((2, 2), 0.5, np.float32)), "TIFF"), "mode F"),
     "32 bits": (lambda: saved(Image.fromarray(np.full((2, 2), 70000, np.int32)), "TIFF"), "mode I"),
     "transparent 16-bit colour": (
-        lambda: png(
-            16, 2, struct.pack(">6H", *[20000] * 6), chunk(b"tRNS", struct.pack(">3H", *[20000] * 3))
-        ),
+        lambda: png(16, 2, struct.pack(">6H", *[20000] * 6), chunk(b"tRNS", struct.pack(">3H", *[20000] * 3))),
         "must be opaque",
     ),
     "transparent 16-bit grey": (

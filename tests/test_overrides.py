@@ -28,9 +28,7 @@ def changed(raw: dict[str, Any], *overrides: str, variants: list[str] | None = N
 
 def test_overrides_change_their_keys_alone(raw: dict[str, Any]) -> None:
     before = str(raw)
-    result = changed(
-        raw, "train.iterations=2", "train.heldout.every=1", "trackers=[]", "variants.chunk-ws.plan=step"
-    )
+    result = changed(raw, "train.iterations=2", "train.heldout.every=1", "trackers=[]", "variants.chunk-ws.plan=step")
     assert result["train"] == raw["train"] | {
         "iterations": 2,
         "heldout": raw["train"]["heldout"] | {"every": 1},
@@ -58,9 +56,7 @@ def test_null_is_a_value_a_tilde_removes_a_plus_adds_and_the_last_one_holds(raw:
 def test_an_override_begins_with_a_section(override: str, raw: dict[str, Any]) -> None:
     """Prefect checks the pattern before it creates a run."""
     pattern = ADAPTER.json_schema()["items"]["pattern"]
-    assert all(
-        f"|{name}" in pattern.replace("(", "|") for name in Params.model_fields if name != "composed_from"
-    )
+    assert all(f"|{name}" in pattern.replace("(", "|") for name in Params.model_fields if name != "composed_from")
     with pytest.raises(ValidationError, match="should match pattern"):
         changed(raw, override)
 

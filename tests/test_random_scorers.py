@@ -56,9 +56,7 @@ def test_every_scorer_runs_and_changed_scorer_reruns_alone(pipeline: Path) -> No
         changes = [part for name, value in settings.items() for part in ("-S", f"{name}={value}")]
         first = ran(dvc(pipeline, "exp", "run", *changes, HF_HUB_CACHE=cache))
         assert {f"score_base@{kind}" for kind in KINDS} < first
-        prompts = read_table(
-            str(pipeline / "artifacts" / "prompts" / "evaluation.parquet"), "prompts"
-        ).to_pylist()
+        prompts = read_table(str(pipeline / "artifacts" / "prompts" / "evaluation.parquet"), "prompts").to_pylist()
         for policy, modes in POLICIES.items():
             for kind in KINDS:
                 location = pipeline / "artifacts" / "scores" / policy / f"{kind}.parquet"
@@ -78,9 +76,7 @@ def test_every_scorer_runs_and_changed_scorer_reruns_alone(pipeline: Path) -> No
         summary = json.loads((pipeline / "artifacts" / "report" / "summary.json").read_text())
         assert {"hpsv3", "imagereward", "pickscore", "clip"} < set(summary["base"])
 
-        Workspace(pipeline).edit(
-            lambda params: params["scorers"]["pickscore"]["model"].update(revision=COMMITS[1])
-        )
+        Workspace(pipeline).edit(lambda params: params["scorers"]["pickscore"]["model"].update(revision=COMMITS[1]))
         again = ran(dvc(pipeline, "repro", HF_HUB_CACHE=cache))
     of_pickscore = {"score_base@pickscore", "score@dance-pickscore", "score@chunk-ws-pickscore"}
     assert again == {"check_scorers", "try_scorers", *of_pickscore, "report"}

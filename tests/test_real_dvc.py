@@ -107,8 +107,6 @@ def test_checkout_copy_reports_missing_files(tmp_path: Path) -> None:
 
     assert refused().startswith("error: mine.txt: no such file, but mine.txt.dvc tracks it.")
     dvc(folder, "exp", "run", "--temp", "--copy-paths", "mine.txt", "prepare_prompts")
-    token = refused(
-        "-S", "report.title='${oc.env:HF_TOKEN}'", "--copy-paths", "mine.txt", HF_TOKEN="hunter2-hunter2"
-    )
+    token = refused("-S", "report.title='${oc.env:HF_TOKEN}'", "--copy-paths", "mine.txt", HF_TOKEN="hunter2-hunter2")
     assert token.startswith("error: report.title: must not hold the value of the environment variable")
     assert "hunter2" not in token

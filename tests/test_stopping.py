@@ -116,8 +116,7 @@ def test_a_stop_signal_at_the_imports_ends_with_one_sentence(number: signal.Sign
         _, errors = process.communicate(timeout=10)
     assert process.returncode == 75
     assert errors == (
-        f"stopped by {number.name}. Run the same command again; "
-        "a training resumes from its newest checkpoint.\n"
+        f"stopped by {number.name}. Run the same command again; a training resumes from its newest checkpoint.\n"
     )
 
 
@@ -221,7 +220,5 @@ def test_the_time_of_a_stop_comes_from_the_environment(monkeypatch: pytest.Monke
     assert stop_seconds() == 90
     for value in ("0", "soon"):
         monkeypatch.setenv(environment.STOP_SECONDS, value)
-        with pytest.raises(
-            ConfigError, match=f"{environment.STOP_SECONDS}: must be a whole number of at least 1,"
-        ):
+        with pytest.raises(ConfigError, match=f"{environment.STOP_SECONDS}: must be a whole number of at least 1,"):
             stop_seconds()

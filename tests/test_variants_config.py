@@ -74,10 +74,7 @@ def said_of(settings: dict[str, Any], *edits: Edit) -> list[str]:
 def test_every_setting_can_be_used() -> None:
     assert {key for settings in EVERYTHING.values() for key in settings} == set(VariantParams.model_fields)
     for settings in EVERYTHING.values():
-        assert (
-            said_of(settings, put("train.ema_decay", 0.9), *(WATCHED if "controlled" in settings else ()))
-            == []
-        )
+        assert said_of(settings, put("train.ema_decay", 0.9), *(WATCHED if "controlled" in settings else ())) == []
 
 
 def test_variant_defaults_are_chunk_grpo() -> None:

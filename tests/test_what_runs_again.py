@@ -68,9 +68,7 @@ ROWS: dict[str, list[Change]] = {
         Change((*IMAGES, "score@*", "report"), put("generate.base_steps", 2)),
     ],
     "sizes of a plan in `chunks.plans`": [Change(OF_CHUNK, put("chunks.plans.equal.chunk_size", 1))],
-    "a plan that no variant uses": [
-        Change(("chunk_boundaries", "report"), put("chunks.plans.listed.sizes", [2, 2]))
-    ],
+    "a plan that no variant uses": [Change(("chunk_boundaries", "report"), put("chunks.plans.listed.sizes", [2, 2]))],
     "a new variant": [
         Change(
             ("chunk_boundaries", "train@new-0", "generate@new-0", "score@new-*", "report"),

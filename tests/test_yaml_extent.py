@@ -11,9 +11,7 @@ from tests.params_edits import ROOT
 
 DEEP = "must have at most 50 levels, got more; an alias must not be inside its own anchor"
 LONG = "must have at most 100000 values with aliases expanded, got more; use fewer aliases"
-BOMB = "\n".join(
-    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}' if level else '1'] * 10)}]" for level in range(10)
-)
+BOMB = "\n".join(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}' if level else '1'] * 10)}]" for level in range(10))
 """Ten levels of ten aliases: ten billion values."""
 
 

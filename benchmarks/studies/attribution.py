@@ -92,9 +92,7 @@ def report(grid: StepGrid, found: Measured) -> dict[str, object]:
     for part, (name, shown_share) in enumerate(zip(decided, shares, strict=True)):
         of_step = [f"{each[part - 1]:.2f}" if part else "" for each in weights.values()]
         rows.append([name, f"{grid.times[max(part - 1, 0)]:.3f}", shown(shown_share), *of_step])
-    title = (
-        f"Share of the reward's variance in a prompt, {prompts} prompts, 95 % interval; weights of the steps"
-    )
+    title = f"Share of the reward's variance in a prompt, {prompts} prompts, 95 % interval; weights of the steps"
     print_table(title, ("decided by", "t", "share", *weights), rows)
     even = np.ones(values.shape[-1] - 1)
     ways = {name: (IMAGE, each) for name, each in weights.items()}
@@ -116,18 +114,13 @@ def report(grid: StepGrid, found: Measured) -> dict[str, object]:
         print_table(
             "Norm of the gradient of a batch by chunk, of the whole gradient's; in brackets without sampling noise",
             ("weights", "prompts", *(f"chunk of {size}" for size in SIZES)),
-            [
-                [name, str(batch), *(f"{norm:.2f} ({mean:.2f})" for norm, mean in row)]
-                for name, batch, row in norms
-            ],
+            [[name, str(batch), *(f"{norm:.2f} ({mean:.2f})" for norm, mean in row)] for name, batch, row in norms],
         )
     kept = {name: each.tolist() for name, each in weights.items()}
     return {"prompts": prompts, "shares": shares, "weights": kept, "cosines": cosines, "norms": norms}
 
 
-def norms_by_chunk(
-    gram: Array, weights: Mapping[str, Array]
-) -> list[tuple[str, int, list[tuple[float, float]]]]:
+def norms_by_chunk(gram: Array, weights: Mapping[str, Array]) -> list[tuple[str, int, list[tuple[float, float]]]]:
     """Norms of the gradients of the chunks of `SIZES`: expected in a batch, and of the mean gradient.
 
     `gram` has the inner products [P, P, N, N] of the image's advantage. Both norms are shares of the whole gradient's
@@ -149,9 +142,7 @@ def norms_by_chunk(
     return found
 
 
-def cosines_of(
-    found: Measured, credit: str, weights: Array
-) -> dict[str, tuple[float, tuple[float, float, float]]]:
+def cosines_of(found: Measured, credit: str, weights: Array) -> dict[str, tuple[float, tuple[float, float, float]]]:
     """Squared cosines of a credit's coefficients and gradients: each, and its ratio to equal weights'."""
     prompts, even = len(found.values), np.ones_like(weights)
 

@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def texture(
-    images: NDArray[np.uint8], prompts: Sequence[str], metadata: Sequence[Any]
-) -> NDArray[np.float64]:
+def texture(images: NDArray[np.uint8], prompts: Sequence[str], metadata: Sequence[Any]) -> NDArray[np.float64]:
     """Mean distance of a pixel from the mean of its four neighbours: uint8 [B, H, W, 3] to [B], 0 to 1.
 
     Detail, which the last denoising steps are thought to decide: shapes and colours are there before it.

@@ -168,9 +168,7 @@ def curves_of(checkout: Path, params: Params) -> pa.Table:
 def show(block: str, results: Path) -> None:
     """Print the tables of a block."""
     found = read_block(block, results)
-    title = (
-        f"{block}: {len(found.seeds)} seeds, {len(found.captions)} prompts, primary outcome {found.reward}"
-    )
+    title = f"{block}: {len(found.seeds)} seeds, {len(found.captions)} prompts, primary outcome {found.reward}"
     print_table(title, ("policy", *found.scorers), list(_means(found)))
     columns = ("hypothesis", "difference", "95 % interval", "p, by Holm", f"smallest seen with power {POWER}")
     print_table(f"{block}: hypotheses on {found.reward}", columns, hypothesis_rows(found, BLOCKS[block]))

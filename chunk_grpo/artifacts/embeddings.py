@@ -35,9 +35,7 @@ Prompt = tuple[str, str]
 """(prompt_id, prompt)."""
 
 
-def distinct_prompts(
-    prompts: Iterable[Prompt], pictures: Mapping[str, Path] = MappingProxyType({})
-) -> list[Prompt]:
+def distinct_prompts(prompts: Iterable[Prompt], pictures: Mapping[str, Path] = MappingProxyType({})) -> list[Prompt]:
     """The first prompt of each text and picture to edit, in the order of the stored rows.
 
     `pictures` has the path of each prompt's picture by its id; equal pictures have one path.
@@ -78,9 +76,7 @@ def write_embeddings(
     distinct = distinct_prompts(prompts, pictures)
     with output_dir(location) as folder:
         places = list(_write_shards(batches, folder, shard_bytes))
-        place_of = {
-            (text, pictures.get(name)): place for (name, text), place in zip(distinct, places, strict=True)
-        }
+        place_of = {(text, pictures.get(name)): place for (name, text), place in zip(distinct, places, strict=True)}
         found = [(name, text, *place_of[text, pictures.get(name)]) for name, text in prompts]
         rows = [dict(zip(("prompt_id", "prompt", "shard", "row"), row, strict=True)) for row in found]
         if negative is not None:
@@ -88,9 +84,7 @@ def write_embeddings(
         write_table(table_from_rows(rows, "embeddings"), folder / INDEX, "embeddings")
 
 
-def _write_shards(
-    batches: Iterable[Mapping[str, Tensor]], folder: Path, limit: int
-) -> Iterator[tuple[int, int]]:
+def _write_shards(batches: Iterable[Mapping[str, Tensor]], folder: Path, limit: int) -> Iterator[tuple[int, int]]:
     """Write the rows of `batches`; yield shard and row of each."""
     shard: _Shard | None = None
     numbers = count()
@@ -233,9 +227,7 @@ class Embeddings:
         except FileNotFoundError as error:
             raise DataError(f"{path}: no such file. {_AGAIN}") from error
         except (SafetensorError, OSError) as error:
-            raise DataError(
-                f"{path}: corrupt, cut off, or no safetensors file ({error}). {_AGAIN}"
-            ) from error
+            raise DataError(f"{path}: corrupt, cut off, or no safetensors file ({error}). {_AGAIN}") from error
 
     def _check(self) -> tuple[str, ...]:
         """Compare the headers of all shards with the table and with each other; return the names of the tensors."""

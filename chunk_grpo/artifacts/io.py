@@ -67,9 +67,7 @@ def write_rows(
     _write((_fitting(table, schema_name, location) for table in tables), location, schema_name, {})
 
 
-def read_table(
-    location: Location, schema_name: SchemaName, of: Mapping[str, object] | None = None
-) -> pa.Table:
+def read_table(location: Location, schema_name: SchemaName, of: Mapping[str, object] | None = None) -> pa.Table:
     """Read a Parquet table that `write_table` wrote.
 
     Args:
@@ -173,9 +171,7 @@ def read_json(location: Location) -> Any:
     try:
         return json.loads(read_text(location))
     except json.JSONDecodeError as error:
-        raise DataError(
-            f"{location}, line {error.lineno}: corrupt or no JSON ({error.msg}). {REWRITE_IT}"
-        ) from error
+        raise DataError(f"{location}, line {error.lineno}: corrupt or no JSON ({error.msg}). {REWRITE_IT}") from error
 
 
 def _fitting(table: pa.Table, schema_name: SchemaName, location: Location) -> pa.Table:
@@ -186,14 +182,10 @@ def _fitting(table: pa.Table, schema_name: SchemaName, location: Location) -> pa
     try:
         return table.select(schema.columns.names).cast(schema.columns)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-        raise DataError(
-            f"{location}: does not fit the schema {schema.name}/{schema.version}: {error}"
-        ) from error
+        raise DataError(f"{location}: does not fit the schema {schema.name}/{schema.version}: {error}") from error
 
 
-def _write(
-    tables: Iterable[pa.Table], location: Location, schema_name: SchemaName, about: Mapping[str, str]
-) -> None:
+def _write(tables: Iterable[pa.Table], location: Location, schema_name: SchemaName, about: Mapping[str, str]) -> None:
     """Write each table as a row group; nothing is left if a row breaks a rule."""
     schema = SCHEMAS[schema_name]
     more = {key.encode(): value.encode() for key, value in about.items()}
@@ -280,16 +272,13 @@ def _check_identity(metadata: Mapping[bytes, bytes], schema: TableSchema, locati
     name, version = metadata.get(SCHEMA_KEY), metadata.get(VERSION_KEY)
     if name is None or version is None or not version.isdigit():
         raise DataError(
-            f"{location}: must be the table {wanted}, got a Parquet file that chunk-grpo did not write. "
-            "Check the path."
+            f"{location}: must be the table {wanted}, got a Parquet file that chunk-grpo did not write. Check the path."
         )
     found = name.decode(errors="replace")
     if found != schema.name:
         raise DataError(f"{location}: must be the table {wanted}, got the table {found}. Check the path.")
     if int(version) < schema.version:
-        raise DataError(
-            f"{location}: must be the table {wanted}, got the older version {int(version)}. {REWRITE_IT}"
-        )
+        raise DataError(f"{location}: must be the table {wanted}, got the older version {int(version)}. {REWRITE_IT}")
     if int(version) > schema.version:
         raise DataError(
             f"{location}: must be the table {wanted}, got the newer version {int(version)}. "
@@ -301,14 +290,8 @@ def _check_columns(names: list[str], schema: TableSchema, location: Location) ->
     missing = [name for name in schema.columns.names if name not in names]
     extra = [name for name in names if name not in schema.columns.names]
     if missing or extra:
-        parts = [
-            f"{what}: {', '.join(which)}"
-            for what, which in (("missing", missing), ("unknown", extra))
-            if which
-        ]
-        raise DataError(
-            f"{location}: the columns of {schema.name}/{schema.version} do not match; {'; '.join(parts)}."
-        )
+        parts = [f"{what}: {', '.join(which)}" for what, which in (("missing", missing), ("unknown", extra)) if which]
+        raise DataError(f"{location}: the columns of {schema.name}/{schema.version} do not match; {'; '.join(parts)}.")
 
 
 def _check_types(found: pa.Schema, schema: TableSchema, location: Location) -> None:

@@ -109,9 +109,7 @@ def read_manifest(location: Location) -> RunManifest:
     try:
         return RunManifest(**record)
     except TypeError as error:
-        raise DataError(
-            f"{location}: no run manifest ({error}). Run `dvc repro` to write it again."
-        ) from error
+        raise DataError(f"{location}: no run manifest ({error}). Run `dvc repro` to write it again.") from error
 
 
 def _installed() -> dict[str, str]:

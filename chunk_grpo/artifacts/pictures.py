@@ -21,9 +21,7 @@ INDEX = "index.parquet"
 """Name of the table pictures/1 in the folder."""
 
 
-def write_pictures(
-    pictures: Mapping[str, Key], read: Callable[[Key], NDArray[np.uint8]], location: Location
-) -> None:
+def write_pictures(pictures: Mapping[str, Key], read: Callable[[Key], NDArray[np.uint8]], location: Location) -> None:
     """Write the picture of each prompt id as a folder; equal ones share a file.
 
     `pictures` has what is read by prompt id, such as a path; `read` gives its picture [H, W, 3]. It is called once for
@@ -35,9 +33,7 @@ def write_pictures(
             data = encode_png(read(picture))
             names[picture] = f"{hashlib.sha256(data).hexdigest()[:32]}.png"
             (folder / names[picture]).write_bytes(data)
-        rows = [
-            {"prompt_id": prompt_id, "picture": names[picture]} for prompt_id, picture in pictures.items()
-        ]
+        rows = [{"prompt_id": prompt_id, "picture": names[picture]} for prompt_id, picture in pictures.items()]
         write_table(table_from_rows(rows, "pictures"), folder / INDEX, "pictures")
 
 

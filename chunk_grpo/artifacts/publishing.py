@@ -88,9 +88,7 @@ def publish(workspace: Path, destination: Location, run: RunFacts, models: bool 
             destination has a run.json of another program, or another publication of the preset has started there.
     """
     if not PLAIN_NAME.fullmatch(run.preset):
-        raise ConfigError(
-            f"preset: must be letters, digits, '.', '_' and '-' to name a folder, got {run.preset!r}"
-        )
+        raise ConfigError(f"preset: must be letters, digits, '.', '_' and '-' to name a folder, got {run.preset!r}")
     target = join(destination, run.preset)
     sources = _sources(workspace, models)
     check_writable(join(target, RECORD))
@@ -109,9 +107,7 @@ def _sources(workspace: Path, models: bool) -> dict[str, Path]:
     """Published path to source file. Hidden files are skipped: they are DVC's, or drafts of killed stages."""
     own = {name: workspace / name for name in ("params.yaml", "dvc.lock") if (workspace / name).exists()}
     if "params.yaml" not in own:
-        raise DataError(
-            f"{workspace}: must be a workspace, got a folder without params.yaml. Check the path."
-        )
+        raise DataError(f"{workspace}: must be a workspace, got a folder without params.yaml. Check the path.")
     artifacts = workspace / ARTIFACTS
     found: dict[str, Path] = {}
     with storage_errors("read", artifacts):
@@ -124,9 +120,7 @@ def _sources(workspace: Path, models: bool) -> dict[str, Path]:
     if not found:
         raise DataError(f"{artifacts}: must hold files to publish, got none. Run the pipeline (`dvc repro`).")
     for name in found.keys() & {*own, RECORD}:
-        raise DataError(
-            f"{found[name]}: reserved name: the publisher writes {name} itself. Rename the artifact."
-        )
+        raise DataError(f"{found[name]}: reserved name: the publisher writes {name} itself. Rename the artifact.")
     return own | found
 
 
@@ -139,9 +133,7 @@ def _exchange(target: str, sources: Mapping[str, Path], record: RunRecord) -> Pu
     run_json, there = join(target, RECORD), sizes_below(target)
     before = read_record(run_json).files if RECORD in there else {}
     kept = {
-        path: file
-        for path, file in record.files.items()
-        if before.get(path) == file and there.get(path) == file.size
+        path: file for path, file in record.files.items() if before.get(path) == file and there.get(path) == file.size
     }
     missing = [path for path in record.files if path not in kept]
     older = [path for path in before if path not in record.files]

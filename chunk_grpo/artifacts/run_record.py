@@ -82,9 +82,7 @@ def read_record(location: Location) -> RunRecord:
         if found["schema"] != RECORD_SCHEMA:
             raise DataError(f"{location}: must be {RECORD_SCHEMA}, got {found['schema']}. {remedy}")
         return RunRecord(
-            run=RunFacts(
-                found["preset"], found["commit"], found["flow_run"], tuple(found.get("overrides", ()))
-            ),
+            run=RunFacts(found["preset"], found["commit"], found["flow_run"], tuple(found.get("overrides", ()))),
             published_at=str(found["published_at"]),
             files={f["path"]: PublishedFile(int(f["size"]), str(f["sha256"])) for f in found["files"]},
         )

@@ -84,8 +84,7 @@ _COMPARED = ("difference", "band", "p_value")
 def _schema(name: SchemaName, version: int, columns: Mapping[str, pa.DataType], **rules: Any) -> TableSchema:
     nullable = rules.get("reasons", {}).items()
     fields = [
-        pa.field(column, kind, nullable=any(column in pair for pair in nullable))
-        for column, kind in columns.items()
+        pa.field(column, kind, nullable=any(column in pair for pair in nullable)) for column, kind in columns.items()
     ]
     return TableSchema(name, version, pa.schema(fields), **rules)
 
@@ -158,8 +157,7 @@ SCHEMAS: dict[SchemaName, TableSchema] = {
                 "weight": _FLOAT,  # Eq. (16)
             },
             key=("plan", "chunk"),
-            ranges=dict.fromkeys(("chunk", "first_step", "mean_l1", "weight"), _COUNT)
-            | {"num_steps": _NUMBER},
+            ranges=dict.fromkeys(("chunk", "first_step", "mean_l1", "weight"), _COUNT) | {"num_steps": _NUMBER},
         ),
         _schema(
             "train_metrics",
@@ -168,9 +166,7 @@ SCHEMAS: dict[SchemaName, TableSchema] = {
             key=("variant", "train_seed", "iteration", "metric"),
             ranges={"train_seed": _COUNT, "iteration": _COUNT},
         ),
-        replace(
-            _PLAIN_IMAGES, columns=_PLAIN_IMAGES.columns.with_metadata({b"huggingface": _DATASETS_IMAGES})
-        ),
+        replace(_PLAIN_IMAGES, columns=_PLAIN_IMAGES.columns.with_metadata({b"huggingface": _DATASETS_IMAGES})),
         _schema(
             "scores",
             2,

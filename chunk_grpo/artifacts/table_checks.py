@@ -60,9 +60,7 @@ def check_scale(table: pa.Table, location: Location, low: float, high: float) ->
     slack = ROUNDING * (high - low) if math.isfinite(high - low) else ROUNDING
     value, is_score = table["value"], pc.equal(table["metric"], "score")
     outside = pc.or_(pc.less(value, low - slack), pc.greater(value, high + slack))
-    _refuse(
-        table, location, "value", f"be in [{low:g}, {high:g}], the scorer's scale", pc.and_(is_score, outside)
-    )
+    _refuse(table, location, "value", f"be in [{low:g}, {high:g}], the scorer's scale", pc.and_(is_score, outside))
 
 
 def _broken(table: pa.Table, schema: TableSchema, of: Mapping[str, object]) -> Iterator[_Broken]:
@@ -100,18 +98,14 @@ def _is_record(text: str) -> bool:
         return False
 
 
-def _refuse(
-    table: pa.Table, location: Location, column: str, rule: str, bad: pa.ChunkedArray, first: int = 0
-) -> None:
+def _refuse(table: pa.Table, location: Location, column: str, rule: str, bad: pa.ChunkedArray, first: int = 0) -> None:
     """Raise if the mask `bad` has a row."""
     row = pc.index(bad, True).as_py()
     if row >= 0:
         value = table[column][row].as_py()
         got = "null" if value is None or isinstance(value, dict) else repr(value)
         got = got if len(got) <= 80 else f"{got[:80]}..."
-        raise DataError(
-            f"{location}: row {first + row}: column {column!r} must {rule}, got {got}. {REWRITE_IT}"
-        )
+        raise DataError(f"{location}: row {first + row}: column {column!r} must {rule}, got {got}. {REWRITE_IT}")
 
 
 def _check_key(keys: pa.Table, location: Location) -> None:

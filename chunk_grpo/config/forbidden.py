@@ -34,9 +34,7 @@ def forbidden_texts(values: Any) -> Iterator[Problem]:
                 f"environment variable may hold secrets), got {show(value)}",
             )
         elif not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-            yield Problem(
-                path, f"no text may hold half a character (U+D800 to U+DFFF), got {show(value)}; remove it"
-            )
+            yield Problem(path, f"no text may hold half a character (U+D800 to U+DFFF), got {show(value)}; remove it")
         elif "${" in value:
             yield Problem(
                 path,

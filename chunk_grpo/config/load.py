@@ -93,8 +93,7 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise ConfigError(
-            f"{path}, line {line}: must be UTF-8, got the byte 0x{content[error.start]:02x}. "
-            "Save the file as UTF-8."
+            f"{path}, line {line}: must be UTF-8, got the byte 0x{content[error.start]:02x}. Save the file as UTF-8."
         ) from None
 
 
@@ -104,9 +103,7 @@ class _Constructor(SafeConstructor):
         try:
             return super().construct_object(node, deep)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            problem = (
-                f"{show(node.value)} cannot be read ({error}); put quotes around it, or remove its !!tag"
-            )
+            problem = f"{show(node.value)} cannot be read ({error}); put quotes around it, or remove its !!tag"
             raise ConstructorError(None, None, problem, node.start_mark) from error
 
 
@@ -155,8 +152,7 @@ def _check_extent(value: Any, source: str) -> None:
             raise ConfigError(f"{source}: {_TOO_DEEP}")
         if count > MAX_VALUES:
             raise ConfigError(
-                f"{source}: must have at most {MAX_VALUES} values with aliases expanded, got more; use "
-                "fewer aliases"
+                f"{source}: must have at most {MAX_VALUES} values with aliases expanded, got more; use fewer aliases"
             )
         if isinstance(inner, Mapping):
             waiting += [(item, depth + 1) for item in inner.values()]

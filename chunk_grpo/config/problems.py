@@ -80,9 +80,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
-def known_name(
-    path: tuple[str | int, ...], name: str, section: str, known: Iterable[str]
-) -> Iterator[Problem]:
+def known_name(path: tuple[str | int, ...], name: str, section: str, known: Iterable[str]) -> Iterator[Problem]:
     """Yield a problem unless `name` is one of the `known` names in a section."""
     there = list(known)
     if name not in there:

@@ -25,9 +25,7 @@ def prompt_files_fit_source(prompts: PromptsParams) -> Iterator[Problem]:
                     f"must be null with source: geneval, whose format names the fields, got {getattr(file, key)!r}",
                 )
     if prompts.source != "shapes" and prompts.wise_count:
-        yield Problem(
-            ("prompts", "wise_count"), f"must be 0 with source: {prompts.source}, got {prompts.wise_count}"
-        )
+        yield Problem(("prompts", "wise_count"), f"must be 0 with source: {prompts.source}, got {prompts.wise_count}")
 
 
 def revisions_are_of_the_hub(prompts: PromptsParams) -> Iterator[Problem]:
@@ -83,9 +81,7 @@ def all_prompts_edit_or_none(prompts: PromptsParams) -> Iterator[Problem]:
 
 def edits(prompts: PromptsParams) -> bool:
     """Whether the prompts edit pictures."""
-    return prompts.source == SHAPES_EDITS or any(
-        file.picture_field is not None for _, file in prompt_files(prompts)
-    )
+    return prompts.source == SHAPES_EDITS or any(file.picture_field is not None for _, file in prompt_files(prompts))
 
 
 def prompt_files(prompts: PromptsParams) -> list[tuple[tuple[str, ...], PromptFile]]:

@@ -94,8 +94,7 @@ def plans_fit_steps(chunks: ChunksParams, sampling: SamplingParams) -> Iterator[
             most = steps // MIN_GUIDED_SIZE
             yield Problem(
                 (*path, "num_chunks"),
-                f"must be <= {most}: {MIN_GUIDED_SIZE} steps a chunk at least and {noisy}, "
-                f"got {plan.num_chunks}",
+                f"must be <= {most}: {MIN_GUIDED_SIZE} steps a chunk at least and {noisy}, got {plan.num_chunks}",
             )
 
 
@@ -107,16 +106,12 @@ def policy_names_are_free(policies: Mapping[str, AnyPolicy], variants: Variants)
             yield Problem(("policies", name), f"this name means {what}; choose another")
 
 
-def toy_edits_have_one_size(
-    model: ModelParams, generate: GenerateParams, prompts: PromptsParams
-) -> Iterator[Problem]:
+def toy_edits_have_one_size(model: ModelParams, generate: GenerateParams, prompts: PromptsParams) -> Iterator[Problem]:
     """Edits of the toy world are judged in pixels of its pictures."""
     for section, sizes in (("model", model), ("generate", generate)):
         for side in ("height", "width"):
             if prompts.source == SHAPES_EDITS and (got := getattr(sizes, side)) != TOY_SIZE:
-                yield Problem(
-                    (section, side), f"must be {TOY_SIZE} with prompts.source: {SHAPES_EDITS}, got {got}"
-                )
+                yield Problem((section, side), f"must be {TOY_SIZE} with prompts.source: {SHAPES_EDITS}, got {got}")
 
 
 def scorers_exist(
@@ -144,9 +139,7 @@ def heldout_scorers_are_unseen(train: TrainParams, rewards: Mapping[str, float])
             )
 
 
-def scorers_have_images(
-    scorers: Scorers, prompts: PromptsParams, rewards: Mapping[str, float]
-) -> Iterator[Problem]:
+def scorers_have_images(scorers: Scorers, prompts: PromptsParams, rewards: Mapping[str, float]) -> Iterator[Problem]:
     """The splits of each scorer have images; reward scorers cover the eval split, which the report compares."""
     drawn = prompts.drawn_splits
     for name, settings in scorers.items():
@@ -154,17 +147,13 @@ def scorers_have_images(
         yield from _unique(path, settings.splits)
         for position, split in enumerate(settings.splits):
             if split not in drawn:
-                yield Problem(
-                    (*path, position), f"must be a split with images: {', '.join(drawn)}, got {split!r}"
-                )
+                yield Problem((*path, position), f"must be a split with images: {', '.join(drawn)}, got {split!r}")
         if name in rewards and "eval" not in settings.splits:
             rule = "must hold eval for a scorer that is trained on, so that the report can compare the training reward"
             yield Problem(path, f"{rule}, got {list(settings.splits)}")
 
 
-def scorers_fit_the_prompts(
-    scorers: Scorers, prompts: PromptsParams, train: TrainParams
-) -> Iterator[Problem]:
+def scorers_fit_the_prompts(scorers: Scorers, prompts: PromptsParams, train: TrainParams) -> Iterator[Problem]:
     """Benchmark scorers get only prompts that they can judge, in evaluation and in held-out measurements."""
     kinds: dict[str, str] = {name: benchmark.kind for name, benchmark in prompts.benchmarks.items()}
     kinds |= {"eval": prompts.source} | ({"wise": "shapes"} if prompts.wise_count else {})
@@ -302,9 +291,7 @@ def base_steps_fit(generate: GenerateParams) -> Iterator[Problem]:
 
 def grid_prompts_exist(report: ReportParams, prompts: PromptsParams) -> Iterator[Problem]:
     """The grid shows at most all eval prompts."""
-    yield from _at_most(
-        ("report", "grid_prompts"), report.grid_prompts, "prompts.eval_count", prompts.eval_count
-    )
+    yield from _at_most(("report", "grid_prompts"), report.grid_prompts, "prompts.eval_count", prompts.eval_count)
 
 
 RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (

@@ -56,9 +56,7 @@ def _json(values: dict[str, Any]) -> dict[str, Any]:
             waiting += value.values()
         elif isinstance(value, list | tuple):
             waiting += value
-        elif not (
-            value is None or isinstance(value, str | int) or (isinstance(value, float) and isfinite(value))
-        ):
+        elif not (value is None or isinstance(value, str | int) or (isinstance(value, float) and isfinite(value))):
             raise PydanticCustomError(
                 "json_value",
                 "must hold text, finite numbers, true, false, null, lists and mappings with texts as keys (put quotes "

@@ -287,9 +287,7 @@ class PreservedScorer(ScorerSettings):
         if self.box_field is None:
             return None
         if self.box_field not in metadata:
-            raise ValueError(
-                f"needs the field {self.box_field!r} with the box of the edit (box_field names it)"
-            )
+            raise ValueError(f"needs the field {self.box_field!r} with the box of the edit (box_field names it)")
         found = metadata[self.box_field]
         try:
             box = _BOX.validate_json(found) if isinstance(found, str) else _BOX.validate_python(found)

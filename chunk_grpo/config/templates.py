@@ -60,9 +60,7 @@ def _pieces(text: str, names: Sequence[str]) -> Iterator[str | Slot]:
         if piece in ("{{", "}}"):
             yield piece[0]
         elif piece in ("{", "}"):
-            raise ValueError(
-                f"character {found.start() + 1}: a single {piece}; write {piece * 2} for a brace"
-            )
+            raise ValueError(f"character {found.start() + 1}: a single {piece}; write {piece * 2} for a brace")
         elif name is None:
             yield piece
         elif name in names or (name.startswith(METADATA) and name != METADATA):

@@ -45,9 +45,7 @@ def step_weights_fit_the_objective(variants: Variants, chunks: ChunksParams) -> 
     """Step weights need the step objective; weights by chunk size need a plan with chunks of several steps."""
     for name, variant, plan in _planned(variants, chunks):
         if variant.objective == "chunk" and variant.step_weights != "uniform":
-            yield _problem(
-                name, "step_weights", "needs objective: step, whose terms it weighs", variant.step_weights
-            )
+            yield _problem(name, "step_weights", "needs objective: step, whose terms it weighs", variant.step_weights)
         elif variant.step_weights == "chunk-size" and isinstance(plan, StepPlan):
             yield Problem(
                 ("variants", name, "plan"),
@@ -55,9 +53,7 @@ def step_weights_fit_the_objective(variants: Variants, chunks: ChunksParams) -> 
             )
 
 
-def fixed_plans_where_needed(
-    variants: Variants, chunks: ChunksParams, sampling: SamplingParams
-) -> Iterator[Problem]:
+def fixed_plans_where_needed(variants: Variants, chunks: ChunksParams, sampling: SamplingParams) -> Iterator[Problem]:
     """Settings per chunk need a known K: the same plan for all trajectories, with noise in all steps."""
     for name, variant, plan in _planned(variants, chunks):
         reason = None
@@ -83,9 +79,7 @@ def per_chunk_settings_fit_the_objective(variants: Variants, chunks: ChunksParam
     """clip_range excludes clip_ranges; per-chunk clip ranges, rewards and gains need one ratio per chunk."""
     for name, variant, plan in _planned(variants, chunks):
         if variant.clip_ranges is not None and variant.clip_range is not None:
-            yield _problem(
-                name, "clip_ranges", "replaces clip_range; set only one of the two", variant.clip_ranges
-            )
+            yield _problem(name, "clip_ranges", "replaces clip_range; set only one of the two", variant.clip_ranges)
         for key in ("clip_ranges", "chunk_rewards", "credit"):
             value = getattr(variant, key)
             if value in (None, "image"):
@@ -120,9 +114,7 @@ def replanning_has_a_rule(variants: Variants, chunks: ChunksParams) -> Iterator[
             yield _problem(name, "replan_every", rule, variant.replan_every)
 
 
-def windows_fit_the_grid(
-    variants: Variants, chunks: ChunksParams, sampling: SamplingParams
-) -> Iterator[Problem]:
+def windows_fit_the_grid(variants: Variants, chunks: ChunksParams, sampling: SamplingParams) -> Iterator[Problem]:
     """A window is within the noisy steps, moves or is drawn, and needs the step objective and a step plan."""
     steps = sampling.num_sde_steps
     for name, variant, plan in _planned(variants, chunks):
@@ -133,9 +125,7 @@ def windows_fit_the_grid(
             rule = f"must be <= sampling.num_steps - 1 = {steps} (the last step carries no noise)"
             yield Problem(("variants", name, "window", "num_steps"), f"{rule}, got {window.num_steps}")
         if window.stride > window.num_steps:
-            rule = (
-                f"must be <= num_steps = {window.num_steps}, or steps between two windows are never trained"
-            )
+            rule = f"must be <= num_steps = {window.num_steps}, or steps between two windows are never trained"
             yield Problem(("variants", name, "window", "stride"), f"{rule}, got {window.stride}")
         yield from _starts_fit(name, window, steps)
         yield from _single_steps(name, "window", variant, plan)
@@ -146,9 +136,7 @@ def _starts_fit(name: str, window: WindowParams, steps: int) -> Iterator[Problem
         return
     last = steps - window.num_steps
     if len(set(starts)) < len(starts) or max(starts) > last >= 0:
-        rule = (
-            f"must be steps from 0 to {last}, each once, so that the window ends within {steps} noisy steps"
-        )
+        rule = f"must be steps from 0 to {last}, each once, so that the window ends within {steps} noisy steps"
         yield Problem(("variants", name, "window", "starts"), f"{rule}, got {show(starts)}")
     for key in ("stride", "every"):
         if (value := getattr(window, key)) != 1:
@@ -172,9 +160,7 @@ def branches_fit_the_group(
             rule = f"must divide train.group_size = {train.group_size}"
             yield Problem((*path, "children"), f"{rule}, got {branching.children}")
         if variant.window is not None:
-            yield Problem(
-                path, "cannot be combined with window: a branch has one noisy step; remove one of them"
-            )
+            yield Problem(path, "cannot be combined with window: a branch has one noisy step; remove one of them")
         yield from _single_steps(name, "branching", variant, plan)
 
 
@@ -270,9 +256,7 @@ def variant_rewards_are_trained_on(variants: Variants, rewards: Mapping[str, flo
     for name, variant in variants.items():
         mixes: tuple[Mapping[str, float], ...] = variant.chunk_rewards or (rewards,)
         if variant.combine != "rewards" and all(len(mix) < 2 for mix in mixes):
-            there = (
-                "each chunk has only one" if variant.chunk_rewards else f"there is only {', '.join(rewards)}"
-            )
+            there = "each chunk has only one" if variant.chunk_rewards else f"there is only {', '.join(rewards)}"
             yield _problem(name, "combine", f"needs several rewards, and {there}", variant.combine)
         for chunk, mix in enumerate(variant.chunk_rewards or ()):
             path = ("variants", name, "chunk_rewards", chunk)
@@ -302,18 +286,14 @@ def forward_processes_need_no_transitions(variants: Variants) -> Iterator[Proble
                 "needs likelihood: transition, whose step a branch trains; remove one of them",
             )
         if variant.likelihood == "nft" and variant.chunk_rewards is not None:
-            yield _problem(
-                name, "chunk_rewards", "needs a likelihood with ratios, not nft", variant.chunk_rewards
-            )
+            yield _problem(name, "chunk_rewards", "needs a likelihood with ratios, not nft", variant.chunk_rewards)
 
 
 def slow_sampling_has_no_ratio(variants: Variants) -> Iterator[Problem]:
     """A ratio needs the policy before the update, so only DiffusionNFT, which has none, samples from another."""
     for name, variant in variants.items():
         if variant.sampling_average is not None and variant.likelihood != "nft":
-            yield _problem(
-                name, "sampling_average", "needs likelihood: nft, which has no ratio", variant.likelihood
-            )
+            yield _problem(name, "sampling_average", "needs likelihood: nft, which has no ratio", variant.likelihood)
 
 
 def controllers_have_settings(variants: Variants, train: TrainParams) -> Iterator[Problem]:

@@ -124,10 +124,7 @@ def weighted_advantages(
         )
     if not all(math.isfinite(weight) for weight in weights):
         raise ValueError(f"weights must be finite, got {list(weights)}")
-    parts = [
-        weight * group_advantages(rewards, clip, scale)
-        for weight, rewards in zip(weights, values, strict=True)
-    ]
+    parts = [weight * group_advantages(rewards, clip, scale) for weight, rewards in zip(weights, values, strict=True)]
     return torch.stack(parts).sum(dim=0)
 
 
@@ -172,9 +169,7 @@ def degenerate_groups(rewards: Tensor) -> Tensor:
         ValueError: A group smaller than 2, or a reward that is not finite.
     """
     if rewards.ndim != 2 or rewards.shape[1] < 2:
-        raise ValueError(
-            f"rewards must have shape [P, G] with a group size of at least 2, got {tuple(rewards.shape)}"
-        )
+        raise ValueError(f"rewards must have shape [P, G] with a group size of at least 2, got {tuple(rewards.shape)}")
     if not bool(torch.isfinite(rewards).all()):
         raise ValueError(f"rewards must be finite, got {rewards.tolist()}")
     r = at_least_float32(rewards)

@@ -202,6 +202,4 @@ RATIO_CHUNKS: Mapping[Objective, Callable[[ChunkAssignment], ChunkAssignment]] =
 
 def _require_shape(values: Tensor, like: Tensor) -> None:
     if values.shape != like.shape:
-        raise ValueError(
-            f"values must fit the assignment with shape {tuple(like.shape)}, got {tuple(values.shape)}"
-        )
+        raise ValueError(f"values must fit the assignment with shape {tuple(like.shape)}, got {tuple(values.shape)}")

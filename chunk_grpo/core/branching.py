@@ -97,9 +97,7 @@ def rollout_branches(
         transition = sampler.transition(before, velocities[step], *step_arguments)
         after, log_probs = _children(transition, step, children, generators)  # [B, W, L, D], [B, W]
         starts = after.flatten(0, 1)  # [B * W, L, D]
-        run = rollout_ode(
-            _bound(velocity, rows), starts, times, first_step=step + 1
-        )  # [B * W, S - step, L, D]
+        run = rollout_ode(_bound(velocity, rows), starts, times, first_step=step + 1)  # [B * W, S - step, L, D]
         branches.append(
             Branch(
                 step=step,
@@ -133,14 +131,10 @@ def _prefix(
     return rollout_ode(recording, x1, times), kept
 
 
-def _children(
-    transition: Transition, step: int, children: int, generators: BranchGenerators
-) -> tuple[Tensor, Tensor]:
+def _children(transition: Transition, step: int, children: int, generators: BranchGenerators) -> tuple[Tensor, Tensor]:
     """Draws [B, W, L, D] from a transition and their log-densities [B, W]."""
     means = transition.mean.repeat_interleave(children, dim=0)  # [B * W, L, D]
-    streams = [
-        generators(row, step, child) for row in range(len(transition.mean)) for child in range(children)
-    ]
+    streams = [generators(row, step, child) for row in range(len(transition.mean)) for child in range(children)]
     drawn = means + transition.std * sample_noise(means.shape, streams).to(means)
     log_probs = gaussian_log_prob(drawn, means, transition.std)
     return drawn.unflatten(0, (-1, children)), log_probs.unflatten(0, (-1, children))

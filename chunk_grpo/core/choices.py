@@ -152,9 +152,7 @@ LIKELIHOODS: Mapping[Likelihood, Choice] = _table(
 """What stands for log p of a step; implemented in training/update.py."""
 
 
-def needs_old_means(
-    ratio_norm: RatioNorm, trust_region: TrustRegion, likelihood: Likelihood = "transition"
-) -> bool:
+def needs_old_means(ratio_norm: RatioNorm, trust_region: TrustRegion, likelihood: Likelihood = "transition") -> bool:
     """Whether an update needs the means, or for DiffusionNFT the velocities, of the sampling policy."""
     return ratio_norm != "none" or trust_region != "clip" or likelihood == "nft"
 
@@ -187,9 +185,7 @@ COMBINATIONS: Mapping[Combine, Choice] = _table(
     Combine,
     {
         "rewards": Choice("rewards combined by rewards", "the weighted sum of rewards, then Eq. (4)"),
-        "advantages": Choice(
-            "rewards combined by advantages", "Eq. (4) for each reward, then the weighted sum"
-        ),
+        "advantages": Choice("rewards combined by advantages", "Eq. (4) for each reward, then the weighted sum"),
         "gdpo": Choice("rewards combined as in GDPO", "GDPO, arXiv 2601.05242"),
     },
 )

@@ -242,17 +242,14 @@ def _few_others_before(hazard: Tensor, count: int) -> Tensor:
 def _row_weights(weights: Tensor) -> Tensor:
     """Validate weights [B, K] and return them in float32 or wider."""
     if weights.ndim != 2 or weights.numel() == 0:
-        raise ValueError(
-            f"weights must have shape [B, K], B and K at least 1, got shape {tuple(weights.shape)}"
-        )
+        raise ValueError(f"weights must have shape [B, K], B and K at least 1, got shape {tuple(weights.shape)}")
     valid = torch.isfinite(weights) & (weights >= 0)
     if not bool(valid.all()):
         raise ValueError(f"weights must be finite and at least 0, got {weights[~valid].tolist()}")
     empty = ~(weights > 0).any(dim=1)
     if bool(empty.any()):
         raise ValueError(
-            "every row of weights needs a positive one, got none in the rows "
-            f"{empty.nonzero().flatten().tolist()}"
+            f"every row of weights needs a positive one, got none in the rows {empty.nonzero().flatten().tolist()}"
         )
     return at_least_float32(weights).contiguous()
 

@@ -24,9 +24,7 @@ class ChunkPlan:
     def __post_init__(self) -> None:
         """Validate that there is at least one chunk and none is empty."""
         if not self.sizes or min(self.sizes) < 1:
-            raise ValueError(
-                f"a chunk plan needs at least one chunk, each of at least 1 step, got {self.sizes}"
-            )
+            raise ValueError(f"a chunk plan needs at least one chunk, each of at least 1 step, got {self.sizes}")
 
     @property
     def num_chunks(self) -> int:
@@ -88,9 +86,7 @@ def equal_plan(size: int, num_sde_steps: int) -> ChunkPlan:
         ValueError: The size is out of range.
     """
     if not 1 <= size <= num_sde_steps:
-        raise ValueError(
-            f"chunk size must be from 1 to the number of trainable steps {num_sde_steps}, got {size}"
-        )
+        raise ValueError(f"chunk size must be from 1 to the number of trainable steps {num_sde_steps}, got {size}")
     full, rest = divmod(num_sde_steps, size)
     return ChunkPlan((size,) * full + ((rest,) if rest else ()))
 
@@ -173,8 +169,7 @@ def boundary_shift(plan: ChunkPlan, reference: ChunkPlan) -> float:
     """
     if (plan.num_chunks, plan.num_steps) != (reference.num_chunks, reference.num_steps):
         raise ValueError(
-            "plans to compare must have the same numbers of chunks and steps, "
-            f"got {plan.sizes} and {reference.sizes}"
+            f"plans to compare must have the same numbers of chunks and steps, got {plan.sizes} and {reference.sizes}"
         )
     inner = list(zip(plan.first_steps[1:], reference.first_steps[1:], strict=True))
     return sum(abs(step - other) for step, other in inner) / max(len(inner), 1)
@@ -196,12 +191,8 @@ def chunk_means(values: Tensor, plan: ChunkPlan) -> Tensor:
         ValueError: N is not the plan's number of steps.
     """
     if values.shape[-1] != plan.num_steps:
-        raise ValueError(
-            f"the chunk plan covers {plan.num_steps} steps, but the values have {values.shape[-1]}"
-        )
-    return torch.stack(
-        [chunk.mean(dim=-1) for chunk in torch.split(values, list(plan.sizes), dim=-1)], dim=-1
-    )
+        raise ValueError(f"the chunk plan covers {plan.num_steps} steps, but the values have {values.shape[-1]}")
+    return torch.stack([chunk.mean(dim=-1) for chunk in torch.split(values, list(plan.sizes), dim=-1)], dim=-1)
 
 
 def _best_split(y: list[float], num_chunks: int) -> tuple[int, ...]:

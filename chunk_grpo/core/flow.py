@@ -118,6 +118,4 @@ def ode_step(x: Tensor, velocity: Tensor, t: PerSample, t_next: PerSample) -> Te
 
 def _require_same_shape(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
     if value.shape != other.shape:
-        raise ValueError(
-            f"{name} must have the shape of {other_name} {tuple(other.shape)}, got {tuple(value.shape)}"
-        )
+        raise ValueError(f"{name} must have the shape of {other_name} {tuple(other.shape)}, got {tuple(value.shape)}")

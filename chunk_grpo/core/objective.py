@@ -216,8 +216,7 @@ def _chosen(selected: Tensor, assignment: ChunkAssignment) -> Tensor:
     missing = (chosen & ~exists).any(dim=1)
     if bool(missing.any()):
         raise ValueError(
-            "selected must name existing chunks only, got others in the rows "
-            f"{missing.nonzero().flatten().tolist()}"
+            f"selected must name existing chunks only, got others in the rows {missing.nonzero().flatten().tolist()}"
         )
     empty = ~chosen.any(dim=1)
     if bool(empty.any()):
@@ -245,8 +244,7 @@ def _per_chunk(advantage: Tensor, where: Tensor, like: Tensor) -> Tensor:
     """Advantages [B, Kmax] in the dtype of `like`, 0 outside the mask `where`."""
     if advantage.shape not in (where.shape[:1], where.shape):
         raise ValueError(
-            f"advantage must have shape {tuple(where.shape[:1])} or {tuple(where.shape)}, "
-            f"got {tuple(advantage.shape)}"
+            f"advantage must have shape {tuple(where.shape[:1])} or {tuple(where.shape)}, got {tuple(advantage.shape)}"
         )
     a = advantage.detach().to(like).reshape(len(where), -1).expand(where.shape)  # [B, Kmax]
     return a.where(where, a.new_zeros(()))
@@ -256,9 +254,7 @@ def _limits(clip_range: ClipRange, like: Tensor) -> Tensor:
     """Validated eps, float64, a scalar or [Kmax]."""
     eps = torch.as_tensor(clip_range, dtype=torch.float64)
     if eps.ndim > 0 and eps.shape != like.shape[1:]:
-        raise ValueError(
-            f"clip_range must be one number or have shape {tuple(like.shape[1:])}, got {tuple(eps.shape)}"
-        )
+        raise ValueError(f"clip_range must be one number or have shape {tuple(like.shape[1:])}, got {tuple(eps.shape)}")
     if not bool(((eps > 0) & (eps < 1)).all()):
         raise ValueError(f"clip_range must be in (0, 1), got {eps.tolist()}")
     return eps

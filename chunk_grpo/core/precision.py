@@ -35,9 +35,7 @@ def exact(value: PerSample) -> Tensor:
     """
     tensor = torch.as_tensor(value, dtype=torch.float64)
     if tensor.ndim > 1:
-        raise ValueError(
-            f"a per-sample value must be a scalar or have shape [B], got shape {tuple(tensor.shape)}"
-        )
+        raise ValueError(f"a per-sample value must be a scalar or have shape [B], got shape {tuple(tensor.shape)}")
     return tensor
 
 
@@ -59,7 +57,5 @@ def broadcast(value: PerSample, like: Tensor) -> Tensor:
     if tensor.ndim == 0:
         return tensor if tensor.device.type == "cpu" else tensor.to(like.device)
     if tensor.shape[0] != like.shape[0]:
-        raise ValueError(
-            f"a per-sample value must have one entry per sample ({like.shape[0]}), got {tensor.shape[0]}"
-        )
+        raise ValueError(f"a per-sample value must have one entry per sample ({like.shape[0]}), got {tensor.shape[0]}")
     return tensor.to(like.device).reshape(-1, *[1] * (like.ndim - 1))

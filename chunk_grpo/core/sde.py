@@ -94,9 +94,7 @@ def transition_std(t: PerSample, t_next: PerSample, diffusion_coef: PerSample) -
     return coef * torch.sqrt(exact(t) - exact(t_next))
 
 
-def cps_transition(
-    x: Tensor, velocity: Tensor, t: PerSample, t_next: PerSample, eta: PerSample
-) -> Transition:
+def cps_transition(x: Tensor, velocity: Tensor, t: PerSample, t_next: PerSample, eta: PerSample) -> Transition:
     """The Gaussian of one step of coefficients-preserving sampling (CPS).
 
     The step re-mixes the predicted data and noise so that the data's coefficient is 1 - t_next and the old

@@ -59,9 +59,7 @@ def leave_out_cudnn() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def try_backend(
-    network: nn.Module, backend: str, precision: AbstractContextManager[object], *, trains: bool
-) -> None:
+def try_backend(network: nn.Module, backend: str, precision: AbstractContextManager[object], *, trains: bool) -> None:
     """Run one attention layer of the network on a few random tokens; the weights must be whole.
 
     Args:

@@ -73,9 +73,7 @@ def _able_to_forget(block: Callable[..., Any]) -> Callable[..., Any]:
         found = block(*args, **kwargs)
         if not _forgetting:
             return found
-        return tree_map_only(
-            torch.Tensor, lambda value: value.detach().requires_grad_(value.requires_grad), found
-        )
+        return tree_map_only(torch.Tensor, lambda value: value.detach().requires_grad_(value.requires_grad), found)
 
     return call
 

@@ -352,11 +352,7 @@ class DiffusersFamily(ABC):
     def with_transformer(self, path: Path) -> Self:
         """A second, frozen model with a saved transformer or adapter; see `Family.with_transformer`."""
         network = self.transformer
-        if (
-            policy_in(path).is_file()
-            and not has_lora(network)
-            and any(w.requires_grad for w in network.parameters())
-        ):
+        if policy_in(path).is_file() and not has_lora(network) and any(w.requires_grad for w in network.parameters()):
             raise ValueError(f"{path}: an adapter needs the base model, but these weights are trained")
         saved = saved_network(network, path, self.original_layers, self._options)
         return self.using(saved.to(self._options.device))

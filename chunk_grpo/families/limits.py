@@ -36,9 +36,7 @@ def check_limits(family: DiffusersFamily, pipeline: Any, options: LoadOptions) -
                 f"{_SIDES}: must be multiples of {side} for {checkpoint}, got {options.height} and {options.width}"
             )
     if network is not None and vae is not None:
-        _check_network(
-            family, vae.config, family.latent_pixels_per_token * pipeline.vae_scale_factor, options
-        )
+        _check_network(family, vae.config, family.latent_pixels_per_token * pipeline.vae_scale_factor, options)
     for folder, is_limited in family.tokenizers.values():
         number = folder.removeprefix("tokenizer").removeprefix("processor")
         encoder = getattr(pipeline, f"text_encoder{number}", None)

@@ -68,9 +68,7 @@ class StoredConditioning:
         places: dict[int, int] = {}
         for row in self.stored:
             if row is None:
-                raise ValueError(
-                    "a prompt has no stored conditioning: check before work which prompts need it"
-                )
+                raise ValueError("a prompt has no stored conditioning: check before work which prompts need it")
             places.setdefault(row, len(places))
         read = Conditioning(self.reader.read(list(places))).to(device)
         if len(places) < len(self.stored):

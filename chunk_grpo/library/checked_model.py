@@ -14,9 +14,7 @@ MEMORY = Path(".inputs/checked-model")
 """Digest of what was last found right. Deleting it costs only time."""
 
 
-def check_model(
-    params: Params, record: Mapping[str, str | None], start: Mapping[str, str | None] | None
-) -> None:
+def check_model(params: Params, record: Mapping[str, str | None], start: Mapping[str, str | None] | None) -> None:
     """Check that files, networks and settings fit each other. What was found right is not checked again.
 
     `record` is the content of the base model's files, `start` that of the policy with which training starts. Of a hub
@@ -71,9 +69,7 @@ def _check(params: Params) -> None:
         for height, width in sizes:
             source = (height, width) if edits(params.prompts) else None
             length = model.max_sequence_length
-            network_sizes(
-                Traced(checkpoint, model.dtype, height, width, length, source=source, tuning=tuning)
-            )
+            network_sizes(Traced(checkpoint, model.dtype, height, width, length, source=source, tuning=tuning))
 
 
 def _with_configurations(hub_id: str, revision: str | None) -> str | None:

@@ -36,9 +36,7 @@ class Checkpoint:
             DataError: The checkpoint is missing, broken or of another family.
         """
         self._check()
-        family = load_family(
-            self.settings.family, options_of(self.settings, self.cfg_scale, self._size), parts
-        )
+        family = load_family(self.settings.family, options_of(self.settings, self.cfg_scale, self._size), parts)
         self._check()
         return family
 

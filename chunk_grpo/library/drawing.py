@@ -54,9 +54,7 @@ def drawn(
             yield from images
 
 
-def given_images(
-    images: ComparedImages, prompts: PromptSet, settings: GenerateParams
-) -> Iterator[GeneratedImage]:
+def given_images(images: ComparedImages, prompts: PromptSet, settings: GenerateParams) -> Iterator[GeneratedImage]:
     """Read images that were made elsewhere, in the order of the prompts.
 
     They get the seeds of the images with which they are compared. Too few, or one of another size, are a DataError.

@@ -102,10 +102,7 @@ def export(
         raise ConfigError(f"to: must be one of {', '.join(get_args(Kind))}, got {to!r}")
     trained = policy.folder if isinstance(policy, Policy) else Path(policy)
     record = TrainingRecord.of(trained)
-    rows = [
-        (label, f"{difference_text(each)} ({interval_text(each)})")
-        for label, each in (measured or {}).items()
-    ]
+    rows = [(label, f"{difference_text(each)} ({interval_text(each)})") for label, each in (measured or {}).items()]
     text = "Differences with 95 % intervals." if rows else "Nothing was given to this card."
     card = _Card(
         title=name,

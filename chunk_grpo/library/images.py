@@ -64,9 +64,7 @@ def sample(
     Raises:
         DataError: A latent is not finite, or the folder holds no policy of this model.
     """
-    settings = GenerationSettings(
-        model.times(num_steps, shift), base_steps, images_per_prompt, batch_size, seed
-    )
+    settings = GenerationSettings(model.times(num_steps, shift), base_steps, images_per_prompt, batch_size, seed)
     wanted: Mode = "base" if policy is None else "hybrid" if base_steps else "tuned"
     folder = policy.folder if isinstance(policy, Policy) else policy
     tuned = None if folder is None else (lambda base: base.replaced_by(Path(folder)))

@@ -98,9 +98,7 @@ class Model(Checkpoint):
         """Noise levels [S + 1] of a time grid; without a shift that of diffusers' pipeline."""
         return times_of(num_steps, shift, lambda: self.base)
 
-    def profile(
-        self, prompts: PromptSet, sampling: SamplingParams, seeds: int = 2, batch_size: int = 8
-    ) -> list[float]:
+    def profile(self, prompts: PromptSet, sampling: SamplingParams, seeds: int = 2, batch_size: int = 8) -> list[float]:
         """Mean relative L1 distance of each noisy step under the SDE, Eq. (15).
 
         Args:
@@ -115,9 +113,7 @@ class Model(Checkpoint):
         Raises:
             DataError: A latent is not finite.
         """
-        curves = profiled(
-            self.base, prompts, range(seeds), sampling, batch_size, Workers.alone(), with_ode=False
-        )
+        curves = profiled(self.base, prompts, range(seeds), sampling, batch_size, Workers.alone(), with_ode=False)
         found = torch.cat([each.distances["sde"] for each in curves])
         mean: list[float] = found.mean(dim=0)[: sampling.num_sde_steps].tolist()
         return mean

@@ -58,9 +58,7 @@ def moving_settings(train: TrainParams, variant: VariantParams) -> dict[str, Any
     """
     heldout = train.heldout
     counts = variant.selection == "annealed" or heldout.decides or heldout.keep_best
-    return train.model_dump(
-        mode="json", exclude={"seeds"} | MOVES_NOTHING | (set() if counts else {"iterations"})
-    )
+    return train.model_dump(mode="json", exclude={"seeds"} | MOVES_NOTHING | (set() if counts else {"iterations"}))
 
 
 def resume_key(content: Any, files: Iterable[Location] = (), embedded: Iterable[PromptSet] = ()) -> str:

@@ -119,9 +119,7 @@ def batch_of(
     )
 
 
-def edited_by(
-    prompt_ids: Sequence[str], pictures: Mapping[str, Path], shape: tuple[int, ...]
-) -> Pictures | None:
+def edited_by(prompt_ids: Sequence[str], pictures: Mapping[str, Path], shape: tuple[int, ...]) -> Pictures | None:
     """Pictures that prompts edit [B, H, W, 3], at the height and width of the images; None: they edit none."""
     if not pictures:
         return None

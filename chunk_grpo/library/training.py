@@ -91,9 +91,7 @@ class TrainingRecord(BaseModel):
         try:
             return cls.model_validate(tuples(content))
         except ValidationError as error:
-            raise DataError(
-                f"{path}: not of this version of chunk-grpo ({error.errors()[0]['msg']})"
-            ) from error
+            raise DataError(f"{path}: not of this version of chunk-grpo ({error.errors()[0]['msg']})") from error
 
 
 def train(
@@ -165,15 +163,12 @@ def train(
             f"got {train.prompts_per_iteration}"
         )
     scorers = {
-        name: scorer_of(name, each, train.micro_batch_size)
-        for name, each in {REWARD: reward, **watched}.items()
+        name: scorer_of(name, each, train.micro_batch_size) for name, each in {REWARD: reward, **watched}.items()
     }
     place = Path(folder)
     times = model.times(sampling.num_steps, sampling.shift)
     plan = build_plan(method.plan, profile)
-    chosen = make_method(
-        method.variant, method.plan, sampling, train, plan, chunk_weights(profile, plan), times
-    )
+    chosen = make_method(method.variant, method.plan, sampling, train, plan, chunk_weights(profile, plan), times)
     start = None if train.start_from is None else local_policy(train.start_from, "start_from")
     sections = [model.settings, sampling, method.variant, method.chunks]
     key = resume_key(

@@ -53,9 +53,7 @@ def clone_in_use(repository: Path, commit: str, clone: Path, keep: int) -> Itera
 
 def _prune(folder: Path, keep: int) -> None:
     """Remove all clones in a folder except the newest ones and those in use."""
-    clones = [
-        path for path in folder.iterdir() if path.is_dir()
-    ]  # includes partial clones of killed processes
+    clones = [path for path in folder.iterdir() if path.is_dir()]  # includes partial clones of killed processes
     clones.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for clone in clones[keep:]:
         with locked(clone / IN_USE, wait=False) as is_free:
@@ -64,9 +62,7 @@ def _prune(folder: Path, keep: int) -> None:
 
 
 @contextmanager
-def locked(
-    file: Path, *, wait: bool = True, stopping: Event | None = None, shared: bool = False
-) -> Iterator[bool]:
+def locked(file: Path, *, wait: bool = True, stopping: Event | None = None, shared: bool = False) -> Iterator[bool]:
     """Hold a file lock (flock); the kernel releases it when the process ends for any reason.
 
     Yields whether it was free at once. The file is created if missing, never removed or changed. With `wait` off, a

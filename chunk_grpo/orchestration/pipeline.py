@@ -76,9 +76,7 @@ class Pipeline:
             return [
                 StageSpec(
                     name=_address(stage, repo.root_dir),
-                    needs=tuple(
-                        sorted(_address(needed, repo.root_dir) for needed in graph.successors(stage))
-                    ),
+                    needs=tuple(sorted(_address(needed, repo.root_dir) for needed in graph.successors(stage))),
                     **(stage.meta or {}),
                 )
                 for stage in plan_repro(graph, wanted)
@@ -102,9 +100,7 @@ class Pipeline:
         stages. It leaves dvc.lock alone if a stage has its outputs. So the outputs of `earlier`, stages of another
         run's dvc.lock, whose inputs and parameters may have been others, are checked out first.
         """
-        dvc_log = DvcLog(
-            lambda line: log(line) if line.startswith(("Stage ", "Pulling ", "Verifying ")) else None
-        )
+        dvc_log = DvcLog(lambda line: log(line) if line.startswith(("Stage ", "Pulling ", "Verifying ")) else None)
         if targets is not None and not targets:
             return {}
         taken = self._take_over(earlier, targets) if earlier else []
@@ -186,9 +182,7 @@ class Pipeline:
                 if code := self.commands.run(shell, self.root, self._environment(), dvc_log.add):
                     raise StageFailed(name, code, tuple(dvc_log.lines))
                 paths = [path for out in stage["outs"] for path in _files(self.root / out)]
-                outputs |= {
-                    path.relative_to(self.root).as_posix(): path.read_text(encoding="utf-8") for path in paths
-                }
+                outputs |= {path.relative_to(self.root).as_posix(): path.read_text(encoding="utf-8") for path in paths}
         for path, text in (known or {}).items():
             (self.root / path).parent.mkdir(parents=True, exist_ok=True)
             (self.root / path).write_text(text, encoding="utf-8")
@@ -286,9 +280,7 @@ class Pipeline:
                 return [f"{remote.fs.unstrip_protocol(remote.path)}: {error}"]
         return []
 
-    def _recorded(
-        self, arguments: Sequence[str], log: DvcLog, **variables: str
-    ) -> tuple[int, list[dict[str, Any]]]:
+    def _recorded(self, arguments: Sequence[str], log: DvcLog, **variables: str) -> tuple[int, list[dict[str, Any]]]:
         """Run a DVC command; return its exit code and what became of the stages, as dvc_process.py records it."""
         with tempfile.TemporaryDirectory(prefix="dvc-") as folder:
             record = Path(folder, "stages.jsonl")
@@ -324,9 +316,7 @@ def _collect(repo: Repo, target: str | None) -> list[Stage]:
     except StageNotFound as error:
         names = {_address(stage, repo.root_dir) for stage in _collect(repo, None)}
         known = ", ".join(sorted(names | {name.partition("@")[0] for name in names}))
-        raise ConfigError(
-            f"dvc.yaml has no stage and no group of stages {target!r}; it has {known}"
-        ) from error
+        raise ConfigError(f"dvc.yaml has no stage and no group of stages {target!r}; it has {known}") from error
 
 
 def _files(output: Path) -> list[Path]:

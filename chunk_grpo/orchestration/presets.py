@@ -140,9 +140,7 @@ def _values(override: str, source: str = "") -> list[str]:
     """An override for each of its values; unchanged if it has one. `source` is the start of the message of an error."""
     try:
         (parsed,) = to_hydra_overrides([override])
-        if not parsed.is_delete() and _CALL.search(
-            repr(parsed.value())
-        ):  # escapes of the grammar are resolved here
+        if not parsed.is_delete() and _CALL.search(repr(parsed.value())):  # escapes of the grammar are resolved here
             raise ConfigError(f"{source}overrides: {_refused_call(override)}")
         found = [one for (one,) in (sweep[""] for sweep in get_hydra_sweeps({"": [override]}))]
     except (HydraException, InvalidArgumentError) as error:

@@ -40,15 +40,11 @@ class Progress:
         lines = [
             f"## {self.workspace.settings}",
             f"{summary([self])}, {sum(each.seconds for each in self.done.values()):.0f} s in all.",
-            f"Commit `{spec.commit[:12]}`{', uncommitted edits,' if is_of_edits else ''} in "
-            f"`{self.workspace.root}`.",
+            f"Commit `{spec.commit[:12]}`{', uncommitted edits,' if is_of_edits else ''} in `{self.workspace.root}`.",
             "",
             "| stage | work pool | outcome | seconds | bytes |",
             "|---|---|---|---:|---:|",
-            *(
-                f"| {stage.name} | {stage.work_pool or ''} | {self._result(stage.name)} |"
-                for stage in self.stages
-            ),
+            *(f"| {stage.name} | {stage.work_pool or ''} | {self._result(stage.name)} |" for stage in self.stages),
         ]
         if missed:
             lines += [

@@ -127,11 +127,7 @@ class Workspace:
     def settings(self) -> str:
         """Source of the run's parameters, and what was changed in them, as text."""
         spec = self.spec
-        source = (
-            f"Preset {self.preset}"
-            if spec.preset
-            else f"params.yaml of the commit, composed from {self.preset}"
-        )
+        source = f"Preset {self.preset}" if spec.preset else f"params.yaml of the commit, composed from {self.preset}"
         changes = f", with `{' '.join(spec.overrides)}`" if spec.overrides else ""
         return source + changes + (f", variants {', '.join(spec.variants)}" if spec.variants else "")
 

@@ -27,9 +27,7 @@ class Card:
     """Least and most hours of all stages at the rates of the data sheet."""
 
 
-def cards_of(
-    settings: Settings, like: Machine, phases: Sequence[Phase], costs: Sequence[IterationCost]
-) -> list[Card]:
+def cards_of(settings: Settings, like: Machine, phases: Sequence[Phase], costs: Sequence[IterationCost]) -> list[Card]:
     """All kinds of GPUs, the smallest memory first, with number, machines, disk and network of the plan's machine."""
     fullest = max(phases, key=lambda phase: phase.bytes)
     found = []

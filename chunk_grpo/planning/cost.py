@@ -234,9 +234,7 @@ def text_flop(settings: Settings) -> float:
 
     An approximation: attention is not in it, and each encoder counts as many tokens. Encoding is a small share.
     """
-    return (
-        2.0 * (settings.text.weights - settings.text.embeddings) * settings.params.model.max_sequence_length
-    )
+    return 2.0 * (settings.text.weights - settings.text.embeddings) * settings.params.model.max_sequence_length
 
 
 def _shared(name: str, flop: float, machine: Machine, loading: float) -> StageCost:

@@ -273,9 +273,7 @@ def _unknown(settings: Settings, costs: Sequence[IterationCost]) -> Iterator[Fin
         plan = params.chunks.plans[own.plan]
         if isinstance(plan, (GuidedPlan, AdaptivePlan)):
             alike = "equal ones" if isinstance(plan, GuidedPlan) else "chunks of a network of one weight"
-            yield Finding(
-                "note", f"{cost.variant}: its chunks follow from a profile and count as {alike} here"
-            )
+            yield Finding("note", f"{cost.variant}: its chunks follow from a profile and count as {alike} here")
         elif own.selection != "uniform" and sizes[0] < sizes[-1]:
             items = cost.counts.update.states / (cost.counts.rollout.images - cost.counts.predicted)
             yield Finding(

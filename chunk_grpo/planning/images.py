@@ -43,9 +43,7 @@ def scored_images(params: Params, name: str, prompts: Mapping[str, int]) -> Scor
         each = sum(_judged_for_an_image(params, own) for own in params.variants.values())
         rolled_out = each * seeds * train.iterations * train.prompts_per_iteration * train.group_size
     judged = sum(prompts[split] for split in params.scorers[name].splits)
-    return ScoredImages(
-        measured + rolled_out, judged * params.generate.images_per_prompt * evaluated_sets(params)
-    )
+    return ScoredImages(measured + rolled_out, judged * params.generate.images_per_prompt * evaluated_sets(params))
 
 
 def _judged_for_an_image(params: Params, own: VariantParams) -> int:

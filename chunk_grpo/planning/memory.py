@@ -91,9 +91,7 @@ def rollout_bytes(settings: Settings) -> tuple[float, float]:
     one = settings.rollout
     if not settings.shards:
         return float(one.peak), 0.0
-    three = (
-        3.0 * settings.element * max((unit.weights for unit in settings.network.units.values()), default=0)
-    )
+    three = 3.0 * settings.element * max((unit.weights for unit in settings.network.units.values()), default=0)
     return _largest(settings, one, 2 * settings.element, (float(one.between), three))
 
 
@@ -115,9 +113,7 @@ def update_bytes(settings: Settings) -> tuple[float, float]:
     return _largest(settings, one, each, (0.0, 0.0))
 
 
-def _largest(
-    settings: Settings, one: PassSizes, each: int, other: tuple[float, float]
-) -> tuple[float, float]:
+def _largest(settings: Settings, one: PassSizes, each: int, other: tuple[float, float]) -> tuple[float, float]:
     """Activations and gathered bytes of the place with the largest sum: a kind of block, outside, or the `other` one.
 
     `each` is the gathered bytes for each weight of the block at work.

@@ -32,9 +32,7 @@ def read_checkpoint(family: str, checkpoint: str) -> Checkpoint:
                     "of the checkpoint"
                 )
     elif not may_be_hub_id(checkpoint):
-        raise ConfigError(
-            f"model.checkpoint: there is no folder {checkpoint!r}; give a folder in the diffusers layout"
-        )
+        raise ConfigError(f"model.checkpoint: there is no folder {checkpoint!r}; give a folder in the diffusers layout")
     else:
         raise ConfigError(
             f"model.checkpoint: planning reads config.json of a local folder, or knows {', '.join(known_ids())}; got "
@@ -58,9 +56,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read ({error.strerror}); give a folder in the diffusers layout"
-        ) from error
+        raise DataError(f"{path}: cannot be read ({error.strerror}); give a folder in the diffusers layout") from error
     except ValueError as error:
         raise DataError(f"{path}: not JSON ({error}); give the checkpoint's own file") from error
     if not isinstance(content, dict):

@@ -117,9 +117,7 @@ class Settings:
         if isinstance(share, bool) or batch.tuning is None:
             return pass_sizes(batch, backward=True)
         stored, recomputed = (
-            pass_sizes(
-                replace(batch, tuning=replace(batch.tuning, gradient_checkpointing=each)), backward=True
-            )
+            pass_sizes(replace(batch, tuning=replace(batch.tuning, gradient_checkpointing=each)), backward=True)
             for each in (False, True)
         )
         return stored.mixed(recomputed, share, sum(unit.count for unit in self.network.units.values()))

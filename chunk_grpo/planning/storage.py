@@ -188,9 +188,7 @@ def objects_of(settings: Settings) -> int:
     runs, policies = variants * seeds, len(params.policies)
     best = 2 if params.train.heldout.keep_best else 1
     files = 1 if settings.adapts else 1 + weight_files(policy_bytes(settings))
-    inputs = (
-        5 + STAGE_MODULES + 1 + variants + 1 + policies + 1
-    )  # records, and a folder of each kind of several
+    inputs = 5 + STAGE_MODULES + 1 + variants + 1 + policies + 1  # records, and a folder of each kind of several
     fixed = inputs + 2 + prompt_objects(settings)  # 2: profile
     specs = len(params.scorers) + 3
     plans = len(params.chunks.plans) + 2 + variants + 1

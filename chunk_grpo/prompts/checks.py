@@ -13,9 +13,7 @@ from chunk_grpo.families.tokens import TokenLimits
 from chunk_grpo.prompts.findings import Findings, Kind, beginning, dropped
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptReport, PromptRow
 
-_UNFIT = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\u200b\u2028-\u202e\u2060\u2066-\u2069\ufeff\ufffd-\uffff\ud800-\udfff]"
-)
+_UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b\u2028-\u202e\u2060\u2066-\u2069\ufeff\ufffd-\uffff\ud800-\udfff]")
 """Control characters, line separators, byte order marks inside a text, code points that are no characters, and
 characters that nobody sees: zero-width spaces and overrides of the direction. Joiners belong to scripts and emojis.
 """
@@ -132,9 +130,7 @@ def _find_long(rows: Iterable[PromptRow], limits: TokenLimits, findings: Finding
             tokens = count(row.text)
             if tokens > limit:
                 text = f"{tokens} tokens of {encoder}, which takes {limit}: {beginning(row.text)}"
-                findings.add(
-                    "too_long", f"longer than {encoder}'s {limit} tokens", row.source, row.line, text
-                )
+                findings.add("too_long", f"longer than {encoder}'s {limit} tokens", row.source, row.line, text)
                 long.add((row.source, row.line))
     return long
 
@@ -177,9 +173,7 @@ def _checked_text(row: PromptRow, rules: PromptChecks, findings: Findings) -> Pr
             return None
         if rules.spaces != "keep":
             row = replace(row, text=bare)
-    fit = [
-        _fit(text, of, row, rules, findings) for text, of in ((row.text, ""), (row.category, "category: "))
-    ]
+    fit = [_fit(text, of, row, rules, findings) for text, of in ((row.text, ""), (row.category, "category: "))]
     return row if all(fit) else None
 
 
@@ -193,15 +187,11 @@ def _fit(text: str, of: str, row: PromptRow, rules: PromptChecks, findings: Find
     name = f"U+{ord(character):04X}" + (" (half a character)" if unstorable else _NAMES.get(character, ""))
     message = f"{of}{name} at character {found.start() + 1}: {beginning(text)}"
     kind: Kind = "records" if unstorable else "characters"
-    findings.add(
-        kind, "half a character" if unstorable else "invalid characters", row.source, row.line, message
-    )
+    findings.add(kind, "half a character" if unstorable else "invalid characters", row.source, row.line, message)
     return not unstorable and rules.characters == "keep"
 
 
-def _repeats(
-    row: PromptRow, first: dict[Hashable, PromptRow], rules: PromptChecks, findings: Findings
-) -> bool:
+def _repeats(row: PromptRow, first: dict[Hashable, PromptRow], rules: PromptChecks, findings: Findings) -> bool:
     """Report a repeated prompt; True if the row is to be dropped."""
     earlier = first.setdefault(text_key(row), row)
     if earlier is row:

@@ -101,9 +101,7 @@ def _add(items: dict[str, _Item], value: object, line: int) -> None:
     }
     item = items.setdefault(name, _Item(record["text"], line))
     if record["text"] != item.text:
-        raise ValueError(
-            f"item {name} has another text than in line {item.line}: {beginning(record['text'])}"
-        )
+        raise ValueError(f"item {name} has another text than in line {item.line}: {beginning(record['text'])}")
     item.questions.append(question)
 
 

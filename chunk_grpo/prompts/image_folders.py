@@ -66,9 +66,7 @@ def read_image_folder(folder: Path, prompts: str | None, fields: FieldNames) -> 
         raise DataError(f"{folder}: must be a folder with images, got none")
     location = str(folder / INDEX) if prompts is None else prompts
     if prompts is None and not Path(location).is_file():
-        raise DataError(
-            f"{location}: does not exist; name the file of the prompts by --prompts (PROMPTS=FILE)"
-        )
+        raise DataError(f"{location}: does not exist; name the file of the prompts by --prompts (PROMPTS=FILE)")
     rows = read_prompt_file(PromptSource(location, fields=fields), AS_THEY_ARE).rows
     column = _column(rows, location)
     names = _in_order(folder, len(rows), location) if column is None else _named(rows, column, location)
@@ -173,9 +171,7 @@ def _odd(names: Sequence[str]) -> str:
     forms = Counter(re.sub(r"\d+", "0", name) for name in names)
     usual = max(forms, key=forms.__getitem__, default="")
     odd = [name for name in names if re.sub(r"\d+", "0", name) != usual]
-    return (
-        f", of which these have names of another form: {some_of(odd)}" if 0 < len(odd) < forms[usual] else ""
-    )
+    return f", of which these have names of another form: {some_of(odd)}" if 0 < len(odd) < forms[usual] else ""
 
 
 def not_taken(folder: Path, files: Sequence[ImageFile], prompts: str) -> list[str]:

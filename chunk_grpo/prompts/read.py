@@ -54,9 +54,7 @@ class PromptSource:
     @classmethod
     def of(cls, file: PromptFile, key: str) -> PromptSource:
         """A file of params.yaml, by its key there."""
-        fields = FieldNames(
-            file.prompt_field, file.category_field, file.metadata_fields, file.picture_field, key
-        )
+        fields = FieldNames(file.prompt_field, file.category_field, file.metadata_fields, file.picture_field, key)
         return cls(file.path, file.hub_file, file.revision, fields, file.limit)
 
     @property
@@ -147,11 +145,7 @@ class _Reader:
             "fields kept as metadata": dict.fromkeys(name for name in kept if name not in self._unread),
             "fields that were not read": self._unread,
         }
-        return [
-            f"{self._source.name}: {what}: {shortened(', '.join(names))}"
-            for what, names in said.items()
-            if names
-        ]
+        return [f"{self._source.name}: {what}: {shortened(', '.join(names))}" for what, names in said.items() if names]
 
     def _of_fields(self, line: int, value: object) -> PromptRow | None:
         if isinstance(value, ValueError):
@@ -169,9 +163,7 @@ class _Reader:
             kind: Kind = "category" if self._source.fields.category is None else "records"
             message = f"{chosen.category!r} must be text or a whole number, got {beginning(category)}"
             if kind == "records":
-                message += (
-                    f"; name another by {self._source.fields.setting('category_field')}, or set that to null"
-                )
+                message += f"; name another by {self._source.fields.setting('category_field')}, or set that to null"
             self._findings.add(kind, "category of another kind", self._source.name, line, message)
             if kind == "records":
                 return None

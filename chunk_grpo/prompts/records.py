@@ -100,17 +100,13 @@ def _has_fields(header: Sequence[str], delimiter: str, fields: FieldNames) -> bo
     return True
 
 
-def _rows(
-    lines: Sequence[str], delimiter: str, quoting: Quoting, fields: FieldNames, source: str
-) -> Iterator[Record]:
+def _rows(lines: Sequence[str], delimiter: str, quoting: Quoting, fields: FieldNames, source: str) -> Iterator[Record]:
     rows = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
     line = 1
     try:
         header = next(rows, [])
         if not header:
-            raise ValueError(
-                "needs a header with the names of the fields, got an empty line or file; write one"
-            )
+            raise ValueError("needs a header with the names of the fields, got an empty line or file; write one")
         fields.among(header)
         line = rows.line_num + 1
         for row in rows:
@@ -166,9 +162,7 @@ def _too_many(source: str, count: str) -> DataError:
     )
 
 
-def parquet_records(
-    location: Location, fields: FieldNames, source: str, limit: int | None = None
-) -> Iterator[Record]:
+def parquet_records(location: Location, fields: FieldNames, source: str, limit: int | None = None) -> Iterator[Record]:
     """Yield the rows as mappings, of which `limit` will be read (None: all).
 
     Metadata of a type that JSON lacks, such as images and dates, are not read.
@@ -182,11 +176,7 @@ def parquet_records(
                 raise _too_many(source, f"{file.metadata.num_rows:,}")
             chosen = fields.among(schema.names)
             kept = [name for name in chosen.metadata if _is_json(schema.field(name).type)]
-            columns = [
-                name
-                for name in schema.names
-                if name in (chosen.prompt, chosen.category, chosen.picture, *kept)
-            ]
+            columns = [name for name in schema.names if name in (chosen.prompt, chosen.category, chosen.picture, *kept)]
             unread = dict.fromkeys((name for name in schema.names if name not in columns), UNREAD)
             for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
                 arrays = [
@@ -238,9 +228,7 @@ def _require_file(location: Location) -> None:
     if is_remote(location) or Path(location).is_file():
         return
     reason = "not a file" if Path(location).exists() else "no such file"
-    raise DataError(
-        f"{location}: {reason}. Fix the path; for a data set on the hub, set `hub_file` beside it."
-    )
+    raise DataError(f"{location}: {reason}. Fix the path; for a data set on the hub, set `hub_file` beside it.")
 
 
 def _text(location: Location) -> str:

@@ -98,16 +98,12 @@ def _edits(settings: PromptsParams) -> Iterator[Split]:
     The kinds of edits are equally frequent. A scene depends on the prompt's split and number, not on the counts.
     """
     for name, held_out in (("train", False), ("eval", True)):
-        pools = [
-            [i for i in all_instructions() if i.kind == kind and i.held_out is held_out]
-            for kind in EDIT_KINDS
-        ]
+        pools = [[i for i in all_instructions() if i.kind == kind and i.held_out is held_out] for kind in EDIT_KINDS]
         rng = random.Random(derive_seed("shapes-edits", settings.seed, name))
         count = settings.eval_count if held_out else settings.train_count
         edits = [draw_edit(instruction, rng) for instruction in _in_turn(pools, count, rng)]
         rows = [
-            PromptRow(e.prompt, e.kind, e.metadata(), n, "shapes-edits", scene=e.source)
-            for n, e in enumerate(edits, 1)
+            PromptRow(e.prompt, e.kind, e.metadata(), n, "shapes-edits", scene=e.source) for n, e in enumerate(edits, 1)
         ]
         yield Split(name, rows)
 

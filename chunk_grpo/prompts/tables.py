@@ -49,9 +49,7 @@ def table_rows(split: Split) -> list[Row]:
     ]
 
 
-def scheduled_rows(
-    train: Sequence[Row], heldout: Sequence[Row], params: Params
-) -> Mapping[str, Sequence[Row]]:
+def scheduled_rows(train: Sequence[Row], heldout: Sequence[Row], params: Params) -> Mapping[str, Sequence[Row]]:
     """Rows of the train and eval prompts that the profile and each seed's training use; the others need no embeddings.
 
     The profile uses the first prompts. A training uses the prompts of its iterations, and the first eval prompts for

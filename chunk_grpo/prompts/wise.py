@@ -87,9 +87,7 @@ def read_wise(
         )
     taken = checked.part(0, count)
     missing = _missing(taken.rows)
-    return taken.noted(
-        [f"WISE ({version}): {len(missing)} ids are missing: {_ranges(missing)}"] if missing else []
-    )
+    return taken.noted([f"WISE ({version}): {len(missing)} ids are missing: {_ranges(missing)}"] if missing else [])
 
 
 def _missing(rows: Sequence[PromptRow]) -> list[int]:
@@ -159,8 +157,5 @@ def _replaced(
 
 def _ranges(numbers: Sequence[int]) -> str:
     """Format ascending numbers as ranges: 1-3, 7."""
-    runs = [
-        [number for _, number in run]
-        for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
-    ]
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

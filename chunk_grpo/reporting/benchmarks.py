@@ -97,9 +97,7 @@ def left_out_sentences(found: Sequence[Judged]) -> list[str]:
     ]
 
 
-def category_tables(
-    found: Sequence[Judged], book: ScoreBook, settings: ReportSettings
-) -> list[CategoryTable]:
+def category_tables(found: Sequence[Judged], book: ScoreBook, settings: ReportSettings) -> list[CategoryTable]:
     """One table for each scorer in `OVERALL` and each of its splits that has several categories."""
     return [
         _category_table(Comparisons(book, one.prompts, settings), settings, one)
@@ -158,11 +156,7 @@ def _note(kind: Overall, categories: Sequence[str], is_overall: bool) -> str:
         return "Overall: mean of all prompts, which equals WISE’s weighted mean of the categories"
     if kind == "prompts":
         return "Mean of these prompts only, not WISE’s Overall"
-    which = (
-        "six categories"
-        if set(categories) == set(GENEVAL_CATEGORIES)
-        else "categories present, not GenEval’s six"
-    )
+    which = "six categories" if set(categories) == set(GENEVAL_CATEGORIES) else "categories present, not GenEval’s six"
     mean = (
         ", which is the mean of all prompts"
         if are_balanced(categories)

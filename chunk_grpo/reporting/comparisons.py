@@ -128,9 +128,7 @@ class Comparisons:
             spread=self._book.spread(measure, self.prompts_of(measure).ids),
         )
 
-    def by_category(
-        self, policy: str, mode: str, measure: str, categories: Sequence[str]
-    ) -> dict[str, float]:
+    def by_category(self, policy: str, mode: str, measure: str, categories: Sequence[str]) -> dict[str, float]:
         """Category to mean over its prompts and the training seeds."""
         values, of = self._values(policy, mode, measure), np.asarray(self.prompts_of(measure).categories)
         return {category: float(values[:, of == category].mean()) for category in categories}
@@ -172,9 +170,7 @@ class Comparisons:
             for (first, second, interval), p_value in zip(found, corrected, strict=True)
         ]
 
-    def _interval(
-        self, measure: str, values: NDArray[np.float64], strata: Sequence[str] | None = None
-    ) -> Interval:
+    def _interval(self, measure: str, values: NDArray[np.float64], strata: Sequence[str] | None = None) -> Interval:
         return crossed_interval(values, strata, self.prompts_of(measure).captions)
 
 

@@ -92,13 +92,9 @@ class Content:
     policy, prompt, seed, metric or image is otherwise a DataError that names file and key.
     """
 
-    def __init__(
-        self, evidence: Evidence, settings: ReportSettings, wanted: Collection[str] = SECTIONS
-    ) -> None:
+    def __init__(self, evidence: Evidence, settings: ReportSettings, wanted: Collection[str] = SECTIONS) -> None:
         self.settings = settings
-        self.sections = tuple(
-            name for name in SECTIONS if name in wanted and _exists(name, evidence, settings)
-        )
+        self.sections = tuple(name for name in SECTIONS if name in wanted and _exists(name, evidence, settings))
         self.drawn = settings.only(evidence.images)
         self.scored = self.drawn.only(evidence.scored)
         self.waiting = _waiting(evidence, settings, self.drawn, self.scored)
@@ -131,15 +127,11 @@ class Content:
         main = Comparisons(book, prompts, settings)
         measures = (REWARD, *settings.scorers)
         shown = settings.measures
-        self.comparisons = [
-            main.against_base(policy, mode, m) for m in measures for policy, mode in settings.drawn
-        ]
+        self.comparisons = [main.against_base(policy, mode, m) for m in measures for policy, mode in settings.drawn]
         self.base = {m: main.base_mean(m) for m in measures}
         self.pairs = {m: main.between_policies(m) for m in shown}
         tuned = [
-            c
-            for c in self.comparisons
-            if (c.mode, c.measure) == ("tuned", REWARD) and c.variant in settings.variants
+            c for c in self.comparisons if (c.mode, c.measure) == ("tuned", REWARD) and c.variant in settings.variants
         ]
         named = {settings.label(m): pairs for m, pairs in self.pairs.items()}
         measured = {*settings.scorers, *settings.training.unseen}
@@ -193,9 +185,7 @@ class Content:
         self.watched = reward_hacking.watched_curves(metrics, training)
         self.hacking = reward_hacking.conclusion(self.rewards["heldout_reward"], self.watched, training)
         self.endings = training_tables.endings_table(reward_hacking.endings(metrics, training), training)
-        self.trained = [
-            trained_in_numbers(v, source, training, evidence.runs) for v, source in metrics.items()
-        ]
+        self.trained = [trained_in_numbers(v, source, training, evidence.runs) for v, source in metrics.items()]
         self.tradeoffs = reward_hacking.tradeoffs(self.rewards["heldout_reward"], self.watched, training)
         self.by_distance = reward_hacking.by_distance(metrics)
         works: dict[str, dict[str, float | None]] = {
@@ -235,14 +225,8 @@ def _waiting(
         "training": ("trained", settings.variants, evidence.metrics),
         **dict.fromkeys(("answer", "scores"), ("scored", settings.compared, scored.compared)),
     }
-    left = {
-        section: [p for p in policies if p not in there] for section, (_, policies, there) in done.items()
-    }
-    return {
-        section: f"Not {done[section][0]} yet: {', '.join(names)}."
-        for section, names in left.items()
-        if names
-    }
+    left = {section: [p for p in policies if p not in there] for section, (_, policies, there) in done.items()}
+    return {section: f"Not {done[section][0]} yet: {', '.join(names)}." for section, names in left.items() if names}
 
 
 def _grids(

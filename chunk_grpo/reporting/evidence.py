@@ -306,14 +306,9 @@ class ScoreBook:
     def spread(self, measure: str, prompt_ids: Sequence[str]) -> float:
         """Standard deviation of a measure over the base's images that are compared; 0 of a single one."""
         weights, (seed, *_) = self._weights(measure), self.train_seeds(BASE, BASE, measure)
-        images = [
-            (prompt_id, s)
-            for prompt_id, samples in self.samples(measure, prompt_ids).items()
-            for s in samples
-        ]
+        images = [(prompt_id, s) for prompt_id, samples in self.samples(measure, prompt_ids).items() for s in samples]
         values = [
-            sum(w * self.one(BASE, BASE, scorer, seed, image) for scorer, w in weights.items())
-            for image in images
+            sum(w * self.one(BASE, BASE, scorer, seed, image) for scorer, w in weights.items()) for image in images
         ]
         return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
@@ -333,9 +328,7 @@ class ScoreBook:
     def answered(self, measure: str, prompts: ScoredPrompts) -> ScoredPrompts:
         """The prompts, at least one, with an image that was not left out."""
         left = self.samples(measure, prompts.ids)
-        rows = [
-            row for row in zip(prompts.ids, prompts.categories, prompts.captions, strict=True) if left[row[0]]
-        ]
+        rows = [row for row in zip(prompts.ids, prompts.categories, prompts.captions, strict=True) if left[row[0]]]
         if not rows:
             raise DataError(
                 f"{measure}: every prompt has an image that its scorer refused, so nothing is left to compare; "
@@ -346,9 +339,7 @@ class ScoreBook:
     def left_out(self, scorer: str, prompt_ids: Sequence[str]) -> LeftOut:
         """Number of refused images of these prompts, and of the (prompt, sample) pairs left out as a result."""
         known = set(prompt_ids)
-        counts = [
-            n for (prompt_id, _), n in self._refused.get(scorer, Counter()).items() if prompt_id in known
-        ]
+        counts = [n for (prompt_id, _), n in self._refused.get(scorer, Counter()).items() if prompt_id in known]
         return LeftOut(sum(counts), len(counts))
 
     def one(self, policy: str, mode: str, scorer: str, seed: int, sample: Sample) -> float:

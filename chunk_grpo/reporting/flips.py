@@ -119,9 +119,7 @@ def _rule(kind: str, picture: Picture, prompt: str, metadata: str) -> str | None
 def _scores(row: GridRow) -> str:
     """Scores of the base's and of the tuned policy's image, by scorer."""
     before, after = (picture.scores for picture in row.pictures)
-    return ", ".join(
-        f"{one.label} {one.text} → {other.text}" for one, other in zip(before, after, strict=True)
-    )
+    return ", ".join(f"{one.label} {one.text} → {other.text}" for one, other in zip(before, after, strict=True))
 
 
 def _first_scores(book: ScoreBook, column: Drawn, scorer: str, prompts: ScoredPrompts) -> dict[str, float]:

@@ -187,9 +187,7 @@ def compare(
             is_own = before.next_reference == row.evaluation
             reference = before.evaluation if is_own else before.next_reference
             means = then(reference).get(row.score, {})
-            differences = {
-                prompt: m - means[prompt] for prompt, m in now[row.score].items() if prompt in means
-            }
+            differences = {prompt: m - means[prompt] for prompt, m in now[row.score].items() if prompt in means}
             row = replace(row, change=_change(differences), reference=reference)
         compared.append((row, differences))
     count = sum(row.change == "none" for row, _ in compared)

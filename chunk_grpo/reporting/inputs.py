@@ -52,8 +52,7 @@ def settings_from(params: Params) -> ReportSettings:
         model=", revision ".join(filter(None, (params.model.checkpoint, params.model.revision))),
         variants=tuple(variants),
         policies={
-            name: GIVEN if isinstance(policy, ComparedImages) else MODES
-            for name, policy in params.policies.items()
+            name: GIVEN if isinstance(policy, ComparedImages) else MODES for name, policy in params.policies.items()
         },
         recipes={name: recipe(variant) for name, variant in variants.items()}
         | {name: origin(policy) for name, policy in params.policies.items()},
@@ -87,9 +86,7 @@ def title_of(params: Params) -> str:
 
 def _use(name: str, scorer: AnyScorer) -> ScorerUse:
     judge = scorer if isinstance(scorer, WiseScorer) else None
-    kind = (
-        "geneval-graded" if isinstance(scorer, GenEvalScorer) and scorer.reward == "graded" else scorer.kind
-    )
+    kind = "geneval-graded" if isinstance(scorer, GenEvalScorer) and scorer.reward == "graded" else scorer.kind
     return ScorerUse(name, kind, scorer.splits, scorer.value_scale, judge)
 
 
@@ -134,22 +131,14 @@ def read_evidence(at: Layout, settings: ReportSettings, *, partial: bool = False
         v: {seed: path for seed in settings.train_seeds if there(path := at.metrics(v, seed))}
         for v in settings.variants
     }
-    scored = [
-        p for p in (BASE, *settings.compared) if all(there(at.scored(p, u.name)) for u in settings.measured)
-    ]
+    scored = [p for p in (BASE, *settings.compared) if all(there(at.scored(p, u.name)) for u in settings.measured)]
     return Evidence(
         prompts=read_source(at.prompts, "prompts"),
         profile=read_source(at.profile, "l1_profile") if there(at.profile) else None,
-        plans={
-            name: read_source(path, "chunk_plan", {"plan": name})
-            for name, path in plans.items()
-            if there(path)
-        },
+        plans={name: read_source(path, "chunk_plan", {"plan": name}) for name, path in plans.items() if there(path)},
         metrics={variant: read_metrics(variant, paths) for variant, paths in metrics.items() if paths},
         scores={
-            (p, use.name): read_scores(p, use, at.scored(p, use.name))
-            for p in scored
-            for use in settings.measured
+            (p, use.name): read_scores(p, use, at.scored(p, use.name)) for p in scored for use in settings.measured
         },
         images={policy: path for policy, path in images.items() if there(path)},
         runs=tuple(sorted(_manifests(at.runs, settings), key=lambda run: (run.started_at, run.stage))),
@@ -172,8 +161,7 @@ def read_scores(policy: str, use: ScorerUse, path: Location) -> Source:
 def read_metrics(variant: str, paths: Mapping[int, Location]) -> Source:
     """Read a variant's metrics, one table per training seed. DataError: a table is of another variant or seed."""
     found = [
-        read_table(path, "train_metrics", {"variant": variant, "train_seed": seed})
-        for seed, path in paths.items()
+        read_table(path, "train_metrics", {"variant": variant, "train_seed": seed}) for seed, path in paths.items()
     ]
     return Source(str(next(iter(paths.values()))), pa.concat_tables(found))
 

@@ -145,9 +145,7 @@ def render(
 
 def plot_pictures(content: Content) -> dict[str, bytes]:
     """PNG files of the plots for the Markdown, of the sections that the content has."""
-    found = (
-        {"profile.png": figures.png([profile_draw(content)], WIDE)} if "profile" in content.sections else {}
-    )
+    found = {"profile.png": figures.png([profile_draw(content)], WIDE)} if "profile" in content.sections else {}
     for name, figure in panel_figures(content).items():
         found[f"{name}.png"] = plot_picture(figure, content.settings.variants)
     return found
@@ -251,9 +249,7 @@ def plot_files(content: Content) -> dict[str, str]:
         )
         return csv_text(("variant", "metric", "iteration", *band), rows)
 
-    def by_variant(
-        kind: type[ChunkUse] | type[StepUse], uses: Mapping[str, Sequence[ChunkUse | StepUse]]
-    ) -> str:
+    def by_variant(kind: type[ChunkUse] | type[StepUse], uses: Mapping[str, Sequence[ChunkUse | StepUse]]) -> str:
         rows = ((variant, *astuple(use)) for variant, found in uses.items() for use in found)
         return csv_text(("variant", *(f.name for f in fields(kind))), rows)
 

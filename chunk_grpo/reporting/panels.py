@@ -39,9 +39,7 @@ class Figure:
 
 def profile_draw(content: Content) -> Draw:
     """The relative L1 profile over the chunks of the plan in use."""
-    return partial(
-        plots.draw_profile, sde=content.sde, ode=content.ode, shown=content.shown, guided=content.guided
-    )
+    return partial(plots.draw_profile, sde=content.sde, ode=content.ode, shown=content.shown, guided=content.guided)
 
 
 def panel_figures(content: Content) -> dict[str, Figure]:
@@ -57,9 +55,7 @@ def difference_figure(content: Content) -> Figure:
     for measure in content.settings.measures:
         rows = [c for c in content.comparisons if c.measure == measure]
         name = content.settings.label(measure)
-        draw = partial(
-            plots.draw_differences, rows=rows, variants=variants, title=f"{name}, difference from the base"
-        )
+        draw = partial(plots.draw_differences, rows=rows, variants=variants, title=f"{name}, difference from the base")
         label = f"Differences from the base model on {name}, with 95 % intervals; the table below has the numbers."
         panels.append((draw, label))
     height = max(LOW, MARGINS + ROW * len(content.scored.drawn))
@@ -114,9 +110,7 @@ def tradeoff_figure(
         panels.append((partial(draw, along="distance from the base (KL)"), label))
     for scorer, ways in tradeoffs.items():
         draw = partial(plots.draw_tradeoff, ways=ways, variants=variants, title=scorer)
-        label = (
-            f"Line chart of {scorer} over the training reward; one line per variant, from the base to a dot."
-        )
+        label = f"Line chart of {scorer} over the training reward; one line per variant, from the base to a dot."
         panels.append((draw, label))
     return Figure(panels, *((HALF, 2) if len(panels) < 3 else (THIRD, 3)))
 

@@ -34,9 +34,7 @@ ROUND = (1, 2, 5, 10)
 """Leading digits of the distance between ticks."""
 
 
-def draw_profile(
-    axes: Axes, sde: Curve, ode: Curve, shown: Sequence[Chunk], guided: Sequence[Chunk] | None
-) -> None:
+def draw_profile(axes: Axes, sde: Curve, ode: Curve, shown: Sequence[Chunk], guided: Sequence[Chunk] | None) -> None:
     """Draw the relative L1 distance per step (the paper's Fig. 3) over the shaded chunks of the plan in use.
 
     `sde` is the curve of the sampler used in training, `ode` of the deterministic one. The chunks of the guided plan
@@ -138,9 +136,7 @@ def draw_differences(axes: Axes, rows: Sequence[Comparison], variants: Sequence[
         if interval.verdict != "unknown":
             axes.plot([interval.low, interval.high], [place, place], color=colour, linewidth=2.4)
         if len(row.per_seed) > 1:
-            axes.plot(
-                row.per_seed, [place + 0.27] * len(row.per_seed), ".", color=colour, markersize=4, alpha=0.65
-            )
+            axes.plot(row.per_seed, [place + 0.27] * len(row.per_seed), ".", color=colour, markersize=4, alpha=0.65)
         hollow = row.mode == "hybrid"
         axes.plot(
             [interval.mean], [place], "o", markersize=7, color=colour, markeredgewidth=1.8,
@@ -178,9 +174,7 @@ def draw_legend(axes: Axes, variants: Sequence[str]) -> None:
     if not crowded:
         axes.legend(handles=handles, loc="center left", ncols=len(handles), borderaxespad=0)
         return
-    legend = axes.legend(
-        handles=handles, loc="center left", ncols=LEGEND_COLUMNS, borderaxespad=0, handlelength=3.4
-    )
+    legend = axes.legend(handles=handles, loc="center left", ncols=LEGEND_COLUMNS, borderaxespad=0, handlelength=3.4)
     legend.set_in_layout(False)  # long names must not squeeze the panels
 
 

@@ -118,9 +118,7 @@ def conclusion(
     elif unseen:
         answer = "No sign of it: no scorer outside the reward falls where the training reward rises."
     else:
-        answer = (
-            "Undecided: no scorer outside the reward was evaluated during training (train.heldout.scorers)."
-        )
+        answer = "Undecided: no scorer outside the reward was evaluated during training (train.heldout.scorers)."
     changes = [
         f"{name.partition(',')[0]} by {_percent(curves[f'heldout_images/{metric}'])}"
         for metric, name in IMAGE_STATISTICS.items()
@@ -141,9 +139,7 @@ def _moved(curve: Curve) -> int:
 def _percent(curves: Mapping[str, Curve]) -> str:
     """Smallest and largest relative change of the variants, in percent."""
     changes = [100 * (curve.mean[-1] / curve.mean[0] - 1) for curve in curves.values() if curve.mean[0] != 0]
-    ends = (
-        dict.fromkeys(f"{signed(end, 0)}" for end in (min(changes), max(changes))) if changes else {"–": None}
-    )
+    ends = dict.fromkeys(f"{signed(end, 0)}" for end in (min(changes), max(changes))) if changes else {"–": None}
     return f"{' to '.join(ends)} %"
 
 
@@ -164,6 +160,4 @@ def _ending(variant: str, source: Source, training: TrainingSettings) -> Ending:
     for (seed, iteration), value in values.get(training.decisive, {}).items():
         best[seed] = max((value, -iteration), best.get(seed, (value, -iteration)))
     seeds = sorted(last)
-    return Ending(
-        variant, tuple(last[s] for s in seeds), tuple(-best[s][1] if s in best else None for s in seeds)
-    )
+    return Ending(variant, tuple(last[s] for s in seeds), tuple(-best[s][1] if s in best else None for s in seeds))

@@ -43,9 +43,7 @@ def effects_text(found: Sequence[Comparison]) -> str:
 
 def _effect(found: Comparison) -> str:
     interval = found.difference
-    text = (
-        f"{found.variant} {_WORDS[interval.verdict]}, {difference_text(interval)} ({interval_text(interval)})"
-    )
+    text = f"{found.variant} {_WORDS[interval.verdict]}, {difference_text(interval)} ({interval_text(interval)})"
     return ", ".join(filter(None, (text, size_text(found))))
 
 
@@ -64,26 +62,21 @@ def _summed_up(found: Sequence[tuple[str, Interval]]) -> str:
     """Number of variants that are higher, lower or neither, with the smallest and the largest difference."""
     parts = []
     for verdict in ("above", "below", "none", "unknown"):
-        those = sorted(
-            ((name, i.mean) for name, i in found if i.verdict == verdict), key=lambda one: abs(one[1])
-        )
+        those = sorted(((name, i.mean) for name, i in found if i.verdict == verdict), key=lambda one: abs(one[1]))
         if not those:
             continue
         count = f"all {len(found)}" if len(those) == len(found) else f"{len(those)} of {len(found)}"
         text = f"{_WORDS[verdict]} for {count}"
         if verdict in ("above", "below"):
             ends = [
-                f"{signed(mean)} ({name})"
-                for name, mean in (those if len(those) == 1 else those[:: len(those) - 1])
+                f"{signed(mean)} ({name})" for name, mean in (those if len(those) == 1 else those[:: len(those) - 1])
             ]
             text += f", by {' to '.join(ends)}"
         parts.append(text)
     return "; ".join(parts)
 
 
-def headline(
-    tuned: Sequence[Comparison], reward: str = REWARD, *, is_visible: bool = True
-) -> tuple[str, str]:
+def headline(tuned: Sequence[Comparison], reward: str = REWARD, *, is_visible: bool = True) -> tuple[str, str]:
     """Answer "Does it help?" from the differences in the training reward: a short answer, and one sentence.
 
     One training of a variant cannot tell its method from its luck, so that "Yes" and "No" need two, and a difference
@@ -112,9 +105,7 @@ def _answer(tuned: Sequence[Comparison], reward: str, is_visible: bool) -> str:
     scope = scope or "the"
     if len(unseen) == len(tuned):
         return f"{scope} {reward} {_moves(unseen)}, but {_too_little(unseen)}."
-    start = (
-        f"{scope} {reward} rises for {_named(raised, tuned)}{hidden}" if raised else "No improvement is shown"
-    )
+    start = f"{scope} {reward} rises for {_named(raised, tuned)}{hidden}" if raised else "No improvement is shown"
     it = "it" if raised else f"{scope} {reward}"
     parts = [start]
     if lowered:

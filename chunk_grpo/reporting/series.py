@@ -81,9 +81,7 @@ def metric_curve(source: Source, metric: str) -> Curve:
     for (_, iteration), value in metric_values(source).get(metric, {}).items():
         by_iteration.setdefault(iteration, []).append(value)
     if not by_iteration:
-        raise DataError(
-            f"{source.path}: no row with metric={metric}; run the train stage of this variant again"
-        )
+        raise DataError(f"{source.path}: no row with metric={metric}; run the train stage of this variant again")
     iterations = sorted(by_iteration)
     values = [np.array(by_iteration[i]) for i in iterations]
     return Curve(

@@ -133,8 +133,7 @@ def _differences(first: Setting, second: Setting, variant: str) -> Mapping[str, 
         measure: _difference(first, second, variant, measure)
         for measure in first.settings.measures
         if measure in second.settings.measures and (measure != REWARD or same_reward)
-        if first.book.train_seeds(variant, "tuned", measure)
-        == second.book.train_seeds(variant, "tuned", measure)
+        if first.book.train_seeds(variant, "tuned", measure) == second.book.train_seeds(variant, "tuned", measure)
     }
 
 

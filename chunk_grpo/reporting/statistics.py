@@ -178,9 +178,7 @@ def _variance_of_mean(values: NDArray[np.float64], parts: Sequence[_Stratum]) ->
     for part in parts:
         K, counts = part.num_clusters, np.bincount(part.cluster)
         weights = counts / counts.sum()  # [K]
-        by_caption = np.stack(
-            [np.bincount(part.cluster, row) / counts for row in values[:, part.columns]]
-        )  # [R, K]
+        by_caption = np.stack([np.bincount(part.cluster, row) / counts for row in values[:, part.columns]])  # [R, K]
         of_seed, of_caption = by_caption @ weights, by_caption.mean(axis=0)  # [R], [K]
         mean = of_seed.mean()
         residuals = by_caption - of_caption - (of_seed - mean)[:, None]

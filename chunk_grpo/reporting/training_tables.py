@@ -39,8 +39,7 @@ def trained_table(found: Sequence[Trained]) -> Table:
     columns = [(head, [cell(line) for line in found]) for head, cell in TRAINED_COLUMNS]
     kept = [(head, cells) for head, cells in columns if any(cell != NOTHING for cell in cells)]
     rows = (
-        Row(line.variant, tuple(cells[place] for _, cells in kept), line.variant)
-        for place, line in enumerate(found)
+        Row(line.variant, tuple(cells[place] for _, cells in kept), line.variant) for place, line in enumerate(found)
     )
     return Table(("variant", *(head for head, _ in kept)), tuple(rows))
 
@@ -72,11 +71,7 @@ def clipping_table(uses: Mapping[str, Sequence[StepUse]]) -> Table | None:
 def plan_table(moments: Mapping[str, Sequence[PlanMoment]]) -> Table | None:
     """Plans recomputed during training, at the first, the middle and the last iteration; None if there are none."""
     rows = [_plan_row(variant, moment) for variant, found in moments.items() for moment in found]
-    return (
-        Table(("variant", "chunk sizes", "profile drift", "boundary shift, steps"), tuple(rows))
-        if rows
-        else None
-    )
+    return Table(("variant", "chunk sizes", "profile drift", "boundary shift, steps"), tuple(rows)) if rows else None
 
 
 def endings_table(found: Sequence[Ending], training: TrainingSettings) -> Table | None:
@@ -129,6 +124,4 @@ def _plan_row(variant: str, moment: PlanMoment) -> Row:
     at = f"iteration {moment.iteration}"
     plans = " or ".join(str(list(sizes)) for sizes in moment.plans if sizes)
     shift = _cell(moment.boundary_shift, lambda v: number(v, 2))
-    return Row(
-        f"{variant}, {at}", (Cell(plans or "–"), Cell(number(moment.profile_drift)), shift), variant, at
-    )
+    return Row(f"{variant}, {at}", (Cell(plans or "–"), Cell(number(moment.profile_drift)), shift), variant, at)

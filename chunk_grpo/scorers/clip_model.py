@@ -164,9 +164,7 @@ class ClipProcessor:
 
     def pixels(self, images: Pictures | Sequence[NDArray[np.uint8]]) -> Tensor:
         """Float32 [B, 3, size, size] from uint8 [B, H, W, 3], or from B images [H, W, 3] of different sizes."""
-        made = of_each_picture(
-            lambda image: self.pictures([image], return_tensors="pt")["pixel_values"], images
-        )
+        made = of_each_picture(lambda image: self.pictures([image], return_tensors="pt")["pixel_values"], images)
         return torch.cat(made)
 
     def tokens(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -176,9 +174,7 @@ class ClipProcessor:
 
 def tokenize(tokenizer: CLIPTokenizer, prompts: Sequence[str], max_tokens: int) -> tuple[Tensor, Tensor]:
     """Token ids and mask, both [B, T]; T is the length of the longest prompt, at most `max_tokens`."""
-    found = tokenizer(
-        list(prompts), padding=True, truncation=True, max_length=max_tokens, return_tensors="pt"
-    )
+    found = tokenizer(list(prompts), padding=True, truncation=True, max_length=max_tokens, return_tensors="pt")
     return found["input_ids"], found["attention_mask"]
 
 
@@ -207,9 +203,7 @@ def load_tokenizer(key: str, folder: Path, encoder: ClipEncoder) -> CLIPTokenize
     return tokenizer
 
 
-def load_processor(
-    key: str, folder: Path, encoder: ClipEncoder, resize: Resize = "processor"
-) -> ClipProcessor:
+def load_processor(key: str, folder: Path, encoder: ClipEncoder, resize: Resize = "processor") -> ClipProcessor:
     """Load an image processor and a tokenizer for an encoder.
 
     Args:

@@ -92,14 +92,10 @@ def _check_identity(scorer: Scorer) -> None:
         raise DataError(f"version is at least 1: scorer {scorer.name} has {scorer.version}")
     unknown = sorted(scorer.needs - set(get_args(Need)))
     if unknown:
-        raise DataError(
-            f"needs are {' and '.join(get_args(Need))}: scorer {scorer.name} has {', '.join(unknown)}"
-        )
+        raise DataError(f"needs are {' and '.join(get_args(Need))}: scorer {scorer.name} has {', '.join(unknown)}")
     first, second = scorer.spec_hash(), scorer.spec_hash()
     if not first or first != second:
-        raise DataError(
-            f"one identity: scorer {scorer.name} has the spec hash {first!r}, and then {second!r}"
-        )
+        raise DataError(f"one identity: scorer {scorer.name} has the spec hash {first!r}, and then {second!r}")
 
 
 def _compare(what: str, whole: Scores, part: Scores, rows: Sequence[int], tolerance: float) -> None:
@@ -110,9 +106,7 @@ def _compare(what: str, whole: Scores, part: Scores, rows: Sequence[int], tolera
         _compare_values(f"{what}, detail {name}", values, part.details[name], rows, tolerance)
 
 
-def _compare_values(
-    what: str, whole: FloatArray, part: FloatArray, rows: Sequence[int], tolerance: float
-) -> None:
+def _compare_values(what: str, whole: FloatArray, part: FloatArray, rows: Sequence[int], tolerance: float) -> None:
     before = whole[list(rows)]
     off = np.abs(part - before) > tolerance * np.maximum(1.0, np.abs(before))
     if off.any():

@@ -86,9 +86,7 @@ class HPSv3Model:
         return numbers
 
 
-def load_model(
-    key: str, weights: Path, backbone: Path, dtype: torch.dtype, device: torch.device
-) -> HPSv3Model:
+def load_model(key: str, weights: Path, backbone: Path, dtype: torch.dtype, device: torch.device) -> HPSv3Model:
     """Load HPSv3 from local files.
 
     Args:

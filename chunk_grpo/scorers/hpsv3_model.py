@@ -111,9 +111,7 @@ def load_network(
         DataError: The file cannot be read, or a weight is missing, unknown or of another shape.
     """
     config.text_config.vocab_size = vocabulary
-    config.text_config.pad_token_id = (
-        None  # the id belongs to the full vocabulary; padding is never attended to
-    )
+    config.text_config.pad_token_id = None  # the id belongs to the full vocabulary; padding is never attended to
     with init_empty_weights(include_buffers=False):
         network = HPSv3Network(config)
     names = {_name_in_file(name): name for name in network.state_dict()}

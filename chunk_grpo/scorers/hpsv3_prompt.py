@@ -122,9 +122,7 @@ class PromptEncoder:
         return [token for special, text in pieces for token in (self._id(special), *self._text(text))]
 
     def _text(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)[
-            "input_ids"
-        ]
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return ids
 
     def _id(self, special: str) -> int:

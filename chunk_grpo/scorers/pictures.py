@@ -19,9 +19,7 @@ MAX_THREADS = 8
 """Maximum number of threads per call; several processes of a host may score at the same time."""
 
 
-def of_each_picture(
-    make: Callable[[Image.Image], Made], images: Pictures | Sequence[NDArray[np.uint8]]
-) -> list[Made]:
+def of_each_picture(make: Callable[[Image.Image], Made], images: Pictures | Sequence[NDArray[np.uint8]]) -> list[Made]:
     """Results of `make` for each image, in order.
 
     Args:

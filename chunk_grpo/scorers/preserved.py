@@ -74,7 +74,5 @@ def _counted(image: Pictures, box: tuple[float, float, float, float] | None) -> 
         return np.ones((height, width), dtype=bool)
     left, top, right, bottom = box
     across, down = (np.arange(width) + 0.5) / width, (np.arange(height) + 0.5) / height
-    inside: NDArray[np.bool_] = ((top < down) & (down < bottom))[:, None] & (
-        (left < across) & (across < right)
-    )[None]
+    inside: NDArray[np.bool_] = ((top < down) & (down < bottom))[:, None] & ((left < across) & (across < right))[None]
     return ~inside

@@ -115,12 +115,8 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument("name", metavar="NAME", help="name of the scorer in params.yaml")
     own.add_argument("--params", default="params.yaml", help="parameter file (default: params.yaml)")
     own.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
-    own.add_argument(
-        "--port", type=int, default=8901, help="port; 0: any free port, which is logged (default: 8901)"
-    )
-    own.add_argument(
-        "--token-variable", help="environment variable with the token that every request must carry"
-    )
+    own.add_argument("--port", type=int, default=8901, help="port; 0: any free port, which is logged (default: 8901)")
+    own.add_argument("--token-variable", help="environment variable with the token that every request must carry")
     own.add_argument(
         "--held-megabytes",
         type=_positive,

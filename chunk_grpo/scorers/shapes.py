@@ -103,9 +103,7 @@ def _floats(images: Pictures) -> NDArray[np.float32]:
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2), dtype=np.float32) / np.float32(255)
 
 
-def _edits(
-    scorer: ConfiguredScorer[ShapesScorer], batch: ScoreBatch
-) -> Iterator[tuple[NDArray[np.float32], Edit]]:
+def _edits(scorer: ConfiguredScorer[ShapesScorer], batch: ScoreBatch) -> Iterator[tuple[NDArray[np.float32], Edit]]:
     """Images with their edits; DataError if they have another size than the pictures that were edited."""
     edits = scorer.parsed(batch, parse_edit, _NEED.replace("shapes)", "shapes-edits)"))
     images = _floats(batch.images)

@@ -92,9 +92,7 @@ def _templates(centroid: Array, area: float, size: tuple[int, int]) -> tuple[Arr
     centres = np.stack([np.full(len(SHAPES), centroid[0]), centroid[1] - CENTROID_DROPS * radii], axis=1)
     x, y, r = (torch.from_numpy(v)[:, None, None] for v in (centres[:, 0], centres[:, 1], radii))
     columns, rows = torch.arange(size[1]) + 0.5, torch.arange(size[0]) + 0.5
-    every = signed_distances(
-        *torch.broadcast_tensors((columns[None, None] - x) / r, (rows[None, :, None] - y) / r)
-    )
+    every = signed_distances(*torch.broadcast_tensors((columns[None, None] - x) / r, (rows[None, :, None] - y) / r))
     own = torch.arange(len(SHAPES))
     cover = (0.5 - every[own, own] * r).clamp(0, 1).numpy()
     return cover, np.column_stack([centres, radii])

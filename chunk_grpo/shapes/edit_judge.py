@@ -98,9 +98,7 @@ def _read(image: NDArray[np.floating], edit: Edit) -> _Reading:
     if image.shape != (3, SIZE, SIZE):
         raise ValueError(f"image: must be [3, {SIZE}, {SIZE}], as the scene that it edits, got {image.shape}")
     things, found = edit.source.things, detect(image)
-    owners = [
-        next((i for i, thing in enumerate(things) if _inside(detection, thing)), None) for detection in found
-    ]
+    owners = [next((i for i, thing in enumerate(things) if _inside(detection, thing)), None) for detection in found]
     pairs = list(zip(found, owners, strict=True))
     of = tuple([d for d, owner in pairs if owner == index] for index in range(len(things)))
     return _Reading(background_of(image), of, [d for d, owner in pairs if owner is None])

@@ -88,12 +88,8 @@ def all_instructions() -> list[Instruction]:
     found = []
     for colour, shape in product((None, *COLOURS), SHAPES):
         name = f"the {colour} {shape}" if colour else f"the {shape}"
-        found += [
-            Instruction(f"make {name} {to}", "recolour", shape, colour, to) for to in COLOURS if to != colour
-        ]
-        found += [
-            Instruction(f"make {name} a {to}", "replace", shape, colour, to) for to in SHAPES if to != shape
-        ]
+        found += [Instruction(f"make {name} {to}", "recolour", shape, colour, to) for to in COLOURS if to != colour]
+        found += [Instruction(f"make {name} a {to}", "replace", shape, colour, to) for to in SHAPES if to != shape]
         found.append(Instruction(f"remove {name}", "remove", shape, colour, None))
     return found
 
@@ -101,9 +97,7 @@ def all_instructions() -> list[Instruction]:
 def draw_edit(instruction: Instruction, rng: random.Random) -> Edit:
     """Draw a scene that an instruction can edit: one thing fits its name, and is not yet as it is asked to be."""
     old = instruction.colour or rng.choice([c for c in COLOURS if c != instruction.to])
-    others = [
-        (shape, colour, None) for shape in SHAPES for colour in COLOURS if not instruction.fits(shape, colour)
-    ]
+    others = [(shape, colour, None) for shape in SHAPES for colour in COLOURS if not instruction.fits(shape, colour)]
     count = rng.choice(NUM_THINGS) - 1
     scene = place_things([(instruction.shape, old, None), *rng.choices(others, k=count)], rng)
     things = tuple(
@@ -142,7 +136,5 @@ def _thing(record: object) -> Thing:
     if not isinstance(record, dict) or record.keys() != {"shape", "colour", "x", "y", "radius"}:
         raise ValueError(f"source.things: each needs shape, colour, x, y and radius, got {record!r}")
     if record["shape"] not in SHAPES or record["colour"] not in COLOURS:
-        raise ValueError(
-            f"source.things: shapes are {', '.join(SHAPES)}, colours {', '.join(COLOURS)}, got {record!r}"
-        )
+        raise ValueError(f"source.things: shapes are {', '.join(SHAPES)}, colours {', '.join(COLOURS)}, got {record!r}")
     return Thing(record["shape"], record["colour"], *(float(record[name]) for name in ("x", "y", "radius")))

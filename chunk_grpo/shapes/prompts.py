@@ -160,9 +160,7 @@ def knowledge_prompts() -> list[PromptSpec]:
         for phrase in phrases
         for s in SHAPES
     ]
-    by_shape = [
-        PromptSpec(f"a shape with {phrase}", "wise", (Demand(s),)) for s, phrase in SHAPE_KNOWLEDGE.items()
-    ]
+    by_shape = [PromptSpec(f"a shape with {phrase}", "wise", (Demand(s),)) for s, phrase in SHAPE_KNOWLEDGE.items()]
     by_shape_and_colour = [
         PromptSpec(f"a {c} shape with {phrase}", "wise", (Demand(s, colour=c),))
         for s, phrase in SHAPE_KNOWLEDGE.items()
@@ -189,9 +187,7 @@ def parse_metadata(record: dict[str, object]) -> PromptSpec:
             raise ValueError(f"include.class: must be one of {', '.join(SHAPES)}, got {entry.get('class')!r}")
         if entry.get("color") not in (None, *COLOURS):
             raise ValueError(f"include.color: must be one of {', '.join(COLOURS)}, got {entry['color']!r}")
-        if relation is not None and (
-            not isinstance(relation, list) or not relation or relation[0] not in RELATIONS
-        ):
+        if relation is not None and (not isinstance(relation, list) or not relation or relation[0] not in RELATIONS):
             raise ValueError(
                 f"include.position: must be [relation, 0], one of {', '.join(RELATIONS)}, got {relation!r}"
             )

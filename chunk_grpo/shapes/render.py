@@ -56,8 +56,6 @@ def render(scenes: Sequence[Scene], device: torch.device | str = "cpu") -> Tenso
         kind = torch.tensor([SHAPES.index(thing.shape) for thing in things], device=device)
         distance = every_shape[kind, torch.arange(len(rows), device=device)] * box[:, 2, None, None]
         cover = (0.5 - distance).clamp(0, 1)[:, None]
-        colour = (
-            torch.tensor([COLOURS[thing.colour] for thing in things], device=device)[:, :, None, None] / 255
-        )
+        colour = torch.tensor([COLOURS[thing.colour] for thing in things], device=device)[:, :, None, None] / 255
         canvas[rows] = canvas[rows] * (1 - cover) + colour * cover
     return canvas

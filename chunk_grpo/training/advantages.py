@@ -55,9 +55,7 @@ def _of_images(experience: Experience, weights: Mapping[str, float], method: Met
     combined = COMBINED[method.variant.combine]
     if method.variant.chunk_rewards is None:
         return combined(experience, weights, method).flatten()
-    return torch.stack(
-        [combined(experience, mix, method).flatten() for mix in method.variant.chunk_rewards], dim=1
-    )
+    return torch.stack([combined(experience, mix, method).flatten() for mix in method.variant.chunk_rewards], dim=1)
 
 
 def _of_gains(experience: Experience, weights: Mapping[str, float], method: Method) -> Tensor:

@@ -42,9 +42,7 @@ class BaseModel:
         self.family = family
         self.reference: VelocityModel | None = family.reference() if has_reference else None
         self._other = family.reference() if adapts and not has_reference else self.reference
-        self._weights = (
-            [] if self._other is not None else [own.detach().to("cpu", copy=True) for own in self._parts()]
-        )
+        self._weights = [] if self._other is not None else [own.detach().to("cpu", copy=True) for own in self._parts()]
 
     @contextmanager
     def in_use(self) -> Iterator[VelocityModel]:

@@ -342,9 +342,7 @@ class CheckpointStore:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise DataError(
-                f"{self._folder}: the folder of checkpoints cannot be read ({error.strerror})"
-            ) from error
+            raise DataError(f"{self._folder}: the folder of checkpoints cannot be read ({error.strerror})") from error
         return sorted(found, key=order_of)
 
     def _read(self, path: Path, *, is_copy: bool) -> TrainingState:

@@ -145,9 +145,7 @@ class ChunkSelector:
         """Relative L1 distance of each trainable step, [B, N]."""
         return relative_l1(trajectories.states)[:, : trajectories.noisy.shape[1]]
 
-    def _draw_weights(
-        self, chunks: ChunkAssignment, trajectories: SampledTrajectories, context: DrawContext
-    ) -> Tensor:
+    def _draw_weights(self, chunks: ChunkAssignment, trajectories: SampledTrajectories, context: DrawContext) -> Tensor:
         """Weight of each chunk in the draw, float64 [B, Kmax]; 0: never drawn.
 
         Args:
@@ -167,9 +165,7 @@ class ChunkSelector:
         if rule.of_trajectory:
             curves = self._curves(trajectories).to("cpu", torch.float64)
             weights = chunks.means(curves) / curves.mean(dim=1, keepdim=True)  # [B, K]
-        exponent = self._method.variant.selection_exponent * rule.exponent(
-            context.iteration, context.iterations
-        )
+        exponent = self._method.variant.selection_exponent * rule.exponent(context.iteration, context.iterations)
         return candidates * (weights if exponent == 1 else tempered_weights(weights, exponent))
 
     def _draw(self, candidates: Tensor, context: DrawContext) -> Tensor:

@@ -43,9 +43,7 @@ class Controller:
     @property
     def bounds(self) -> Bounds:
         """Bounds of the next updates."""
-        return replace(
-            self._first, clip_range=self._first.clip_range * self._clip_scale, kl_coef=self._kl_coef
-        )
+        return replace(self._first, clip_range=self._first.clip_range * self._clip_scale, kl_coef=self._kl_coef)
 
     @property
     def has_ended(self) -> bool:

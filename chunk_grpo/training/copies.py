@@ -141,9 +141,7 @@ class Copies:
 def remove_copies(location: str) -> None:
     """Remove the copies of a finished run; a failure is logged as a warning."""
     if reason := _failure_of(lambda: _remove(location, lambda name: True)):
-        _logger.warning(
-            "%s: the copies of a finished training are not removed (%s); remove them", location, reason
-        )
+        _logger.warning("%s: the copies of a finished training are not removed (%s); remove them", location, reason)
 
 
 def _remove(location: str, is_meant: Callable[[str], bool]) -> None:

@@ -63,9 +63,7 @@ def heldout_images(
     images = []
     for first in range(0, len(wanted), batch_size):
         span = wanted[first : first + batch_size]
-        noise = sample_noise(
-            (len(span), *family.latent_shape), [generator("heldout", seed, names[i]) for i in span]
-        )
+        noise = sample_noise((len(span), *family.latent_shape), [generator("heldout", seed, names[i]) for i in span])
         part = rows.rows(span)
         velocity = velocity_function(Stoppable(family, check), part.conditioning.to(family.device))
         start = noise.to(family.device)

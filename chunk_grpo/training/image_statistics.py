@@ -129,9 +129,7 @@ def _checked(images: Images) -> Images:
 def _group_count(images: Images, group_size: int) -> int:
     """P, the number of groups."""
     if group_size < 1 or len(images) % group_size:
-        raise ValueError(
-            f"group_size: must be at least 1 and divide the {len(images)} images, got {group_size}"
-        )
+        raise ValueError(f"group_size: must be at least 1 and divide the {len(images)} images, got {group_size}")
     return len(images) // group_size
 
 
@@ -152,9 +150,7 @@ def _edge_density(image: FloatArray) -> float:
 
 
 def _colour_entropy(image: FloatArray) -> float:
-    levels = np.minimum(
-        (image * COLOUR_LEVELS).astype(np.int64), COLOUR_LEVELS - 1
-    )  # 1.0 belongs to the last level
+    levels = np.minimum((image * COLOUR_LEVELS).astype(np.int64), COLOUR_LEVELS - 1)  # 1.0 belongs to the last level
     red, green, blue = levels.reshape(3, -1)
     counts = np.bincount((red * COLOUR_LEVELS + green) * COLOUR_LEVELS + blue)
     shares = counts[counts > 0] / counts.sum()

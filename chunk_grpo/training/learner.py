@@ -178,9 +178,7 @@ class Learner:
         updates = [self._update(iteration, number) for number in range(self._settings.updates_per_iteration)]
         forward = self._method.variant.likelihood != "transition"
         if not iteration.updates and (forward or self._settings.old_log_probs == "training"):
-            kept = iteration.experience.trajectories.log_probs.view(
-                len(updates), -1, self._method.grid.num_sde_steps
-            )
+            kept = iteration.experience.trajectories.log_probs.view(len(updates), -1, self._method.grid.num_sde_steps)
             # With sampled transitions the first update takes all ratios as 1 and needs no old values.
             first = 0 if forward else 1
             with self.sampling():

@@ -81,9 +81,7 @@ class Method:
         return Bounds(clip_range, self.variant.kl_coef, self.variant.trust_region)
 
 
-def method_from(
-    params: Params, variant: str, plan: ChunkPlan, chunk_weights: Tensor, times: Tensor
-) -> Method:
+def method_from(params: Params, variant: str, plan: ChunkPlan, chunk_weights: Tensor, times: Tensor) -> Method:
     """The method of a variant of params.yaml.
 
     Args:

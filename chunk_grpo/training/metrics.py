@@ -24,17 +24,13 @@ _LOGGER = logging.getLogger(__name__)
 
 def finite_rows(rows: Sequence[MetricRow]) -> list[MetricRow]:
     """The rows with a finite value; a warning names the others, which no table takes: no training is lost for one."""
-    left_out = [
-        f"{name} of iteration {iteration}" for iteration, name, value in rows if not math.isfinite(value)
-    ]
+    left_out = [f"{name} of iteration {iteration}" for iteration, name, value in rows if not math.isfinite(value)]
     if left_out:
         _LOGGER.warning("%d metrics are not finite and left out: %s", len(left_out), ", ".join(left_out[:10]))
     return [row for row in rows if math.isfinite(row[2])]
 
 
-def reward_metrics(
-    rewards: Tensor, scores: Mapping[str, NDArray[np.float64]], advantages: Tensor
-) -> dict[str, float]:
+def reward_metrics(rewards: Tensor, scores: Mapping[str, NDArray[np.float64]], advantages: Tensor) -> dict[str, float]:
     """Means and spreads of rewards, scores and advantages of an iteration.
 
     Args:

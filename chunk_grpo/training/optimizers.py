@@ -143,6 +143,4 @@ def _sharded_as(like: Tensor, local: Tensor, shape: torch.Size) -> Tensor:
     if not isinstance(like, DTensor):
         return local
     stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(
-        local, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride
-    )
+    return DTensor.from_local(local, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)

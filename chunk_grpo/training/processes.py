@@ -175,9 +175,7 @@ class Processes:
     @property
     def place(self) -> tuple[int, int]:
         """Rank of this process in `sharing`, and the number of its processes."""
-        return (
-            (self.index % self.local_count, self.local_count) if self.is_hybrid else (self.index, self.count)
-        )
+        return (self.index % self.local_count, self.local_count) if self.is_hybrid else (self.index, self.count)
 
     @property
     def is_hybrid(self) -> bool:

@@ -61,9 +61,7 @@ class SampledTrajectories:
     def rows(self, where: slice) -> SampledTrajectories:
         """The trajectories at these rows."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
-        parts: dict[str, Any] = {
-            name: None if value is None else value[where] for name, value in found.items()
-        }
+        parts: dict[str, Any] = {name: None if value is None else value[where] for name, value in found.items()}
         return SampledTrajectories(**parts)
 
     def judged(self) -> tuple[Tensor, ...]:
@@ -186,9 +184,7 @@ def collect_experience(
     )
 
 
-def _added(
-    others: Iterable[SampledTrajectories], batches: list[SampledTrajectories]
-) -> Iterator[SampledTrajectories]:
+def _added(others: Iterable[SampledTrajectories], batches: list[SampledTrajectories]) -> Iterator[SampledTrajectories]:
     """The batches, and then the others, each of which is added to them."""
     yield from tuple(batches)
     for each in others:
@@ -230,9 +226,7 @@ class _Sampling:
             names = self._names[first : first + per_batch]
             made = rollout_sde(
                 self._velocity([name // size for name in names]),
-                self._starts(
-                    [row - row % size if self._settings.same_noise_in_group else row for row in names]
-                ),
+                self._starts([row - row % size if self._settings.same_noise_in_group else row for row in names]),
                 grid.times,
                 grid.noise,
                 [generator(*self._stream, "steps", row) for row in names],

@@ -157,10 +157,7 @@ class Judge:
             raise self._failure
         start = time.perf_counter()
         try:
-            each = [
-                score_latents(self._family, one, rows, self._reward, self._decoded_together)
-                for one in latents
-            ]
+            each = [score_latents(self._family, one, rows, self._reward, self._decoded_together) for one in latents]
         except BaseException as error:
             self._failure = error
             raise
@@ -180,8 +177,6 @@ def score_latents(
         reward: Scorers.
         batch_size: Images that are decoded together.
     """
-    images = (
-        torch.cat([family.decode(part) for part in latents.split(batch_size)]).cpu().numpy()
-    )  # [B, 3, H, W]
+    images = torch.cat([family.decode(part) for part in latents.split(batch_size)]).cpu().numpy()  # [B, 3, H, W]
     sources = rows.sources(*images.shape[2:])
     return reward.scores(ScoreBatch(as_pictures(images), rows.texts, rows.metadata, rows.groups(), sources))

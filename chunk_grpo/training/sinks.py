@@ -51,9 +51,7 @@ _logger = logging.getLogger(__name__)
 class MetricSink(Protocol):
     """Receives the metrics of one run, in the order of the iterations."""
 
-    def log(
-        self, iteration: int, metrics: Mapping[str, float], images: NDArray[np.uint8] | None = None
-    ) -> None:
+    def log(self, iteration: int, metrics: Mapping[str, float], images: NDArray[np.uint8] | None = None) -> None:
         """Write metrics so that they survive a kill of this process.
 
         Args:
@@ -124,9 +122,7 @@ class _TensorBoard:
         # TensorBoard shows text as Markdown, where four spaces mark code.
         self._writer.add_text("config", "\n".join(f"    {line}" for line in lines), first)
 
-    def log(
-        self, iteration: int, metrics: Mapping[str, float], images: NDArray[np.uint8] | None = None
-    ) -> None:
+    def log(self, iteration: int, metrics: Mapping[str, float], images: NDArray[np.uint8] | None = None) -> None:
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, iteration)
         if images is not None:
@@ -148,16 +144,12 @@ class _WeightsAndBiases:
             file.write_text(uuid4().hex + "\n", encoding="utf-8")
         run_id = file.read_text(encoding="utf-8").strip()
         try:
-            self._run = self._wandb.init(
-                project="chunk-grpo", name=name, dir=str(folder), id=run_id, resume="allow"
-            )
+            self._run = self._wandb.init(project="chunk-grpo", name=name, dir=str(folder), id=run_id, resume="allow")
         except self._wandb.Error as error:
             raise ConfigError(f"trackers: wandb does not start ({error}). {WANDB_ADVICE}") from error
         self._run.config.update(dict(config), allow_val_change=True)
 
-    def log(
-        self, iteration: int, metrics: Mapping[str, float], images: NDArray[np.uint8] | None = None
-    ) -> None:
+    def log(self, iteration: int, metrics: Mapping[str, float], images: NDArray[np.uint8] | None = None) -> None:
         shown = {} if images is None else {_IMAGES: [self._wandb.Image(image) for image in images]}
         self._run.log({**metrics, **shown}, step=iteration)
 
@@ -195,9 +187,7 @@ class _MLflow:
         self._known = {(metric.key, metric.step) for history in histories for metric in history}
         self._unsent, self._next_try = list[Any](), 0.0
 
-    def log(
-        self, iteration: int, metrics: Mapping[str, float], images: NDArray[np.uint8] | None = None
-    ) -> None:
+    def log(self, iteration: int, metrics: Mapping[str, float], images: NDArray[np.uint8] | None = None) -> None:
         new, now = [name for name in metrics if (name, iteration) not in self._known], int(time.time() * 1000)
         metric = self._mlflow.entities.Metric
         self._unsent += [metric(name, float(metrics[name]), now, iteration) for name in new]

@@ -254,9 +254,7 @@ class _Stored:
         if any(begin >= end for begin, end in zip(begins, ends, strict=True)):
             return 0
         source, target = (
-            tuple(
-                slice(begin - start, end - start) for begin, end, start in zip(begins, ends, at, strict=True)
-            )
+            tuple(slice(begin - start, end - start) for begin, end, start in zip(begins, ends, at, strict=True))
             for at in (box[0], origin)
         )
         piece = self.opened(file).get_slice(self.name)

@@ -257,9 +257,7 @@ class Trainer:
         by_step = {} if self._method.variant.likelihood == "nft" else self._by_step.metrics()  # has no ratio
         return by_step if distance is None else by_step | {"distance_from_base": distance}
 
-    def _record(
-        self, iteration: int, metrics: Mapping[str, float], images: NDArray[np.uint8] | None = None
-    ) -> None:
+    def _record(self, iteration: int, metrics: Mapping[str, float], images: NDArray[np.uint8] | None = None) -> None:
         """Store metrics, and write them to trackers and journal."""
         self._rows += [(iteration, name, value) for name, value in metrics.items()]
         for sink in self._sinks:
@@ -285,9 +283,7 @@ class Trainer:
             return
         with self._averaged():
             with self._offloading.in_use():
-                evaluated = self._heldout.evaluate(
-                    self._family, self._method.grid.times, self._check, self._waits
-                )
+                evaluated = self._heldout.evaluate(self._family, self._method.grid.times, self._check, self._waits)
             verdict = self._controller.judge(self._processes.gather([evaluated.decisive])[0])
             if self._settings.heldout.keep_best and verdict == "best":
                 best = self._family.policy_state()
@@ -344,9 +340,7 @@ class Trainer:
         self._controller.load_state(state.extra["controller"])
         self._by_step.load_state(state.extra["by_step"])
         self._best_state, self._learner.bounds = state.extra["best"], self._controller.bounds
-        self._rows = [
-            (i, n, v) for i, n, v in state.rows if not n.startswith("heldout") or self._is_measured(i)
-        ]
+        self._rows = [(i, n, v) for i, n, v in state.rows if not n.startswith("heldout") or self._is_measured(i)]
         self._done = state.iteration
         if state.extra["unfinished"] is not None:
             self._resume_unfinished(state.extra["unfinished"], state.iteration + 1)

@@ -45,9 +45,7 @@ def machines_of_environment() -> Machines:
         return Machines()
     index = environment.whole_number(environment.MACHINE, None, 0)
     if index is None or index >= count:
-        raise ConfigError(
-            f"{environment.MACHINE}: must be below {environment.MACHINES} = {count}, got {index}"
-        )
+        raise ConfigError(f"{environment.MACHINE}: must be below {environment.MACHINES} = {count}, got {index}")
     address, folder = (os.environ.get(each) for each in (environment.MASTER_ADDRESS, environment.NOTES))
     if not address and index == 0:
         raise ConfigError(

@@ -38,9 +38,7 @@ def rows(text: str) -> list[list[str]]:
 
 SCHEMA_SECTIONS = {
     found.group(1): found.group(2)
-    for found in re.finditer(
-        r"^## (\w+/\d+):(.*?)(?=^## |\Z)", (DOCS / "artifacts.md").read_text("utf-8"), re.M | re.S
-    )
+    for found in re.finditer(r"^## (\w+/\d+):(.*?)(?=^## |\Z)", (DOCS / "artifacts.md").read_text("utf-8"), re.M | re.S)
 }
 
 

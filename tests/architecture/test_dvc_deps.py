@@ -82,9 +82,7 @@ def test_the_record_of_the_code_is_a_dep_and_the_only_code(stage: str) -> None:
 def test_a_record_has_the_code_that_the_stage_imports(module: str) -> None:
     imported = {file_of(name) for name in imported_modules(f"stages.{module}")} - {"chunk_grpo/__init__.py"}
     recorded = {file for file in RECORDS[module] if file.endswith(".py")}
-    by_name = {
-        f for name, folder in BY_NAME.items() if file_of(name) in recorded for f in python_files(folder)
-    }
+    by_name = {f for name, folder in BY_NAME.items() if file_of(name) in recorded for f in python_files(folder)}
     assert imported - recorded == set()
     assert {f for f in recorded - imported - by_name if not f.startswith(TYPES_ALONE)} == set()
     assert by_name <= recorded
@@ -230,9 +228,7 @@ def test_declared_params_equal_params_read_by_stage(stage: str) -> None:
     read = {path for path in read if not any(within(path, name) for name in RECORDED.get(stage, ()))}
     declared = declared_paths(stage)
     missing = sorted(path for path in read if not any(within(path, name) for name in declared))
-    surplus = [
-        name for name in declared if not any(within(path, name) or within(name, path) for path in read)
-    ]
+    surplus = [name for name in declared if not any(within(path, name) or within(name, path) for path in read)]
     assert not missing, f"dvc.yaml, {stage}: add to params: {missing}"
     assert not surplus, f"dvc.yaml, {stage}: remove from params, nothing reads them: {surplus}"
 

@@ -57,9 +57,7 @@ def defined_tests(path):
 OBJECTS = dict(public_objects())
 METHOD_ROWS = [row for row in table_rows(MAP) if len(row) == 6]
 PAIRS = [(label, name) for row in METHOD_ROWS for label in labels(row[0]) for name in names(row[2])]
-TESTS = sorted(
-    {found for page in PAGES for found in re.findall(r"test_\w+\.py::test_\w+", page.read_text("utf-8"))}
-)
+TESTS = sorted({found for page in PAGES for found in re.findall(r"test_\w+\.py::test_\w+", page.read_text("utf-8"))})
 
 
 TEXTS = sources(ROOT, "chunk_grpo", "stages", "flows", "pretraining")
@@ -104,9 +102,7 @@ def test_named_program_reaches_the_function(row, reach):
 
 
 def test_training_and_report_reach_every_mapped_function(reach):
-    functions = [
-        name for row in table_rows(MAP) if len(row) == 4 for name in names(row[2]) if name in OBJECTS
-    ]
+    functions = [name for row in table_rows(MAP) if len(row) == 4 for name in names(row[2]) if name in OBJECTS]
     assert len(functions) > 10
     assert unreached(["stages.train", "stages.report"], functions, reach) == []
 
@@ -115,9 +111,7 @@ def test_detects_function_without_caller(reach):
     texts = TEXTS | {"chunk_grpo.core.unused": "def idle():\n    return 1\n"}
     assert unreached(["stages.train"], ["unused.idle"], Reach(texts)) == ["unused.idle"]
     called = TEXTS["chunk_grpo.core.ratios"] + "\nfrom chunk_grpo.core import unused\nunused.idle()\n"
-    assert (
-        unreached(["stages.train"], ["unused.idle"], Reach(texts | {"chunk_grpo.core.ratios": called})) == []
-    )
+    assert unreached(["stages.train"], ["unused.idle"], Reach(texts | {"chunk_grpo.core.ratios": called})) == []
 
 
 def test_every_core_and_training_function_is_reached_by_a_program(reach):

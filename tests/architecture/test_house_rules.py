@@ -86,9 +86,9 @@ def test_fields_are_described_where_they_are_declared() -> None:
 
 
 def test_finds_a_field_described_elsewhere() -> None:
-    assert described_elsewhere(
-        'class A:\n    """B.\n\n    Attributes:\n        c: D.\n    """\n\n    c: int\n'
-    ) == ["A.c"]
+    assert described_elsewhere('class A:\n    """B.\n\n    Attributes:\n        c: D.\n    """\n\n    c: int\n') == [
+        "A.c"
+    ]
 
 
 LIBRARIES = (
@@ -111,9 +111,7 @@ def with_sections(source: str) -> list[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             is_flow = any(re.match(r"flow\b", ast.unparse(decorator)) for decorator in node.decorator_list)
-            if not is_flow and re.search(
-                r"^(Args|Returns|Raises|Yields):$", ast.get_docstring(node) or "", re.M
-            ):
+            if not is_flow and re.search(r"^(Args|Returns|Raises|Yields):$", ast.get_docstring(node) or "", re.M):
                 found.append(node.name)
     return found
 
@@ -129,13 +127,9 @@ def test_sections_are_in_libraries_and_flows() -> None:
     assert len(programs) > 100
     found = {path: with_sections(path.read_text(encoding="utf-8")) for path in programs}
     offending = {path: names for path, names in found.items() if names}
-    assert offending == {}, (
-        "not imported as a library (LIBRARIES): one paragraph, without Args, Returns, Raises"
-    )
+    assert offending == {}, "not imported as a library (LIBRARIES): one paragraph, without Args, Returns, Raises"
 
 
-@pytest.mark.parametrize(
-    ("decorator", "found"), [("", ["a"]), ('@flow(name="b")\n', []), ("@flown\n", ["a"])]
-)
+@pytest.mark.parametrize(("decorator", "found"), [("", ["a"]), ('@flow(name="b")\n', []), ("@flown\n", ["a"])])
 def test_finds_a_section(decorator: str, found: list[str]) -> None:
     assert with_sections(f'{decorator}def a():\n    """B.\n\n    Raises:\n        C: D.\n    """\n') == found

@@ -53,9 +53,7 @@ def test_peak_memory_excludes_parent_process(tmp_path: Path) -> None:
     assert 10 < read_manifest(path).peak_memory_mib < 800
 
 
-def test_the_commit_is_the_checkouts_and_null_outside_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commit_is_the_checkouts_and_null_outside_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     with measured_run("report", "run.json"):

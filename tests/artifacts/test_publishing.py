@@ -70,8 +70,7 @@ def names_of_a_whole_run(target: str) -> set[str]:
     record = read_record(f"{target}/run.json")
     assert record.complete
     assert record.files == {
-        path: PublishedFile(len(content), hashlib.sha256(content).hexdigest())
-        for path, content in found.items()
+        path: PublishedFile(len(content), hashlib.sha256(content).hexdigest()) for path, content in found.items()
     }
     return set(found)
 

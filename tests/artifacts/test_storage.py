@@ -166,9 +166,7 @@ def test_s3_without_credentials(no_credentials: None) -> None:
             action()
 
 
-def test_s3_that_does_not_answer_is_worth_another_try(
-    s3_credentials: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_s3_that_does_not_answer_is_worth_another_try(s3_credentials: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{probe.getsockname()[1]}")

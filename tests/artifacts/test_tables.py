@@ -65,9 +65,7 @@ def test_what_is_written_is_read_back(name: SchemaName, rows: list[dict[str, Any
 
 
 def test_images_are_marked_as_a_hugging_face_image_column() -> None:
-    assert (
-        SCHEMAS["images"].metadata[b"huggingface"] == b'{"info": {"features": {"image": {"_type": "Image"}}}}'
-    )
+    assert SCHEMAS["images"].metadata[b"huggingface"] == b'{"info": {"features": {"image": {"_type": "Image"}}}}'
 
 
 def test_the_same_table_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -118,9 +116,7 @@ def test_another_table(tmp_path: Path) -> None:
     path = tmp_path / "prompts.parquet"
     assert fails(path).startswith(f"{path}: cannot read: no such file or directory. Run the stage that")
     written(path)
-    assert (
-        fails(path, "scores") == f"{path}: must be the table scores/2, got the table prompts. Check the path."
-    )
+    assert fails(path, "scores") == f"{path}: must be the table scores/2, got the table prompts. Check the path."
     pq.write_table(prompts().replace_schema_metadata(None), path)
     assert fails(path).startswith(f"{path}: must be the table prompts/1, got a Parquet file that chunk-grpo")
 

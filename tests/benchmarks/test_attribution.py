@@ -173,9 +173,7 @@ def test_gradients_are_of_weighted_log_probabilities():
         ).__dict__.values()
         log_probs = gaussian_log_prob(states[:, step + 1], mean, std)
         for kind, credit in enumerate(given):
-            (exact,) = torch.autograd.grad(
-                torch.from_numpy(credit[:, step]) @ log_probs, weight, retain_graph=True
-            )
+            (exact,) = torch.autograd.grad(torch.from_numpy(credit[:, step]) @ log_probs, weight, retain_graph=True)
             assert float(found[kind, step]) == pytest.approx(float(exact))
 
 

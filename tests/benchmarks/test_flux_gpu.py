@@ -55,9 +55,7 @@ def test_a_batch_that_does_not_fit_is_a_row(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_large_network_is_flux_dev() -> None:
     """12 billion weights and 37.3 TFLOP a forward pass; without memory for them, on the meta device."""
     family = make_family(FLUX_DEV, FORWARD, META)
-    assert sum(weight.numel() for weight in family.transformer.parameters()) == pytest.approx(
-        11.9e9, rel=0.01
-    )
+    assert sum(weight.numel() for weight in family.transformer.parameters()) == pytest.approx(11.9e9, rel=0.01)
     with sdpa_kernel(SDPBackend.MATH):
         counted = flop_count(one_pass(family, FLUX_DEV, FORWARD, 1, META))
     assert counted / 1e12 == pytest.approx(37.3, abs=0.05)

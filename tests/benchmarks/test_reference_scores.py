@@ -84,9 +84,7 @@ def package(folder: Path, values: list[float]) -> Path:
 
 
 @pytest.mark.slow
-def test_hpsv3_stands_beside_its_package(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hpsv3_stands_beside_its_package(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(hpsv3(folder)) == 0
     printed = capsys.readouterr().out
     assert "HPSv3 has no published values" in printed

@@ -10,9 +10,7 @@ from chunk_grpo.errors import DataError
 def test_the_command_measures_and_prints(capsys: pytest.CaptureFixture[str]) -> None:
     """Each round compares PickScore with plain transformers: the command ends with an error if they differ."""
     main(["--rounds", "1", "--images", "2", "--side", "64"])
-    lines = [
-        line.strip("|").split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")
-    ]
+    lines = [line.strip("|").split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     rows = {name.strip(): [cell.strip() for cell in cells] for name, *cells in lines}
     original, ours, ratio = (float(cell) for cell in rows["PickScore, 1 image a prompt"][:3])
     assert ratio == pytest.approx(ours / original, abs=0.02)

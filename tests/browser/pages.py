@@ -97,9 +97,9 @@ class Ui:
 
     def fill(self, selector: str, text: str) -> None:
         """Type into a field."""
-        self.until(lambda: self._driver.find_elements("css selector", selector), lambda: f"no {selector}")[
-            0
-        ].send_keys(text)
+        self.until(lambda: self._driver.find_elements("css selector", selector), lambda: f"no {selector}")[0].send_keys(
+            text
+        )
 
     def asynchronous(self, script: str, *arguments: str) -> Any:
         """What a script of the page hands to its last argument, a function."""
@@ -135,9 +135,9 @@ class Ui:
     def click_link(self, path: str) -> None:
         """Click on a link to a page."""
         selector = f'a[href$="{path}"]'
-        self.until(
-            lambda: self._driver.find_elements("css selector", selector), lambda: f"no link to {path}"
-        )[0].click()
+        self.until(lambda: self._driver.find_elements("css selector", selector), lambda: f"no link to {path}")[
+            0
+        ].click()
 
     def follow(self) -> None:
         """Look at the page that was opened last, in a window of its own or not."""
@@ -169,9 +169,7 @@ class Ui:
 
     def drawn_colours(self, selector: str) -> int:
         """Number of colours in an element such as a canvas; an empty one has one or two."""
-        element = self.until(
-            lambda: self._driver.find_elements("css selector", selector), lambda: f"no {selector}"
-        )[0]
+        element = self.until(lambda: self._driver.find_elements("css selector", selector), lambda: f"no {selector}")[0]
         shown = Image.open(io.BytesIO(element.screenshot_as_png)).convert("RGB")
         return len(shown.getcolors(shown.width * shown.height) or ())
 

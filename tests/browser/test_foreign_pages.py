@@ -35,9 +35,7 @@ REPORT = """<title>report</title><h1>The report</h1><p id=here>no script ran</p>
 
 
 @pytest.fixture(scope="module")
-def served(
-    tmp_path_factory: pytest.TempPathFactory, make_pipeline: Callable[[Path], Path]
-) -> Iterator[LocalPrefect]:
+def served(tmp_path_factory: pytest.TempPathFactory, make_pipeline: Callable[[Path], Path]) -> Iterator[LocalPrefect]:
     root = make_pipeline(tmp_path_factory.mktemp("served"))
     (root / ".prefect").mkdir()
     auth, _ = kept_string(root / ".prefect")

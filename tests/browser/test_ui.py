@@ -43,9 +43,7 @@ def by_head(table: list[list[str]]) -> list[dict[str, str]]:
 def test_a_run_is_shown_with_each_stage_as_a_task(ui: Ui, site: Site, pictures: Path) -> None:
     """What came from the cache is called so."""
     for run, state in ((site.cached, "Cached"), (site.ran, "Completed")):
-        ui.open(
-            f"runs/flow-run/{run}", "Completed", f"{TASKS} Task runs" if run == site.ran else "chunk-grpo"
-        )
+        ui.open(f"runs/flow-run/{run}", "Completed", f"{TASKS} Task runs" if run == site.ran else "chunk-grpo")
         stages = site.watch.outcomes(run)
         assert len(stages) == STAGES
         if run == site.ran:
@@ -119,9 +117,7 @@ def test_sections_of_the_report_are_seen(ui: Ui, site: Site, pictures: Path) -> 
     rows = {row.pop("policy"): row for row in by_head(ui.tables()[0])}
     for policy in ("dance, tuned", "chunk-ws, tuned"):
         for score, cell in rows[policy].items():
-            assert re.search(r"\((\S+\sto\s\S+|the same on every prompt)\)$", cell), (
-                f"{policy}, {score}: {cell}"
-            )
+            assert re.search(r"\((\S+\sto\s\S+|the same on every prompt)\)$", cell), f"{policy}, {score}: {cell}"
     ui.screenshot(pictures / "prefect-scores.png")
 
 

@@ -149,18 +149,13 @@ def test_gains_over_the_deviation_of_all_groups_by_hand():
 def test_gains_sum_to_the_image_less_the_first_noise(scale):
     """In the rewards' own unit; one chunk from equal rewards has the image's advantage."""
     values = torch.randn(3, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    stds = (
-        torch.stack([scale.std(gain).expand(3, 1) for gain in values.diff(dim=2).unbind(2)], dim=2)
-        + scale.eps
-    )
+    stds = torch.stack([scale.std(gain).expand(3, 1) for gain in values.diff(dim=2).unbind(2)], dim=2) + scale.eps
     total = values[:, :, -1] - values[:, :, 0]
     summed = (gain_advantages(values, 99.0, scale) * stds).sum(dim=2)
     torch.testing.assert_close(summed, total - total.mean(dim=1, keepdim=True), rtol=0, atol=1e-12)
     rewards = values[:, :, -1]
     one_chunk = torch.stack([torch.zeros_like(rewards), rewards], dim=2)
-    assert torch.equal(
-        gain_advantages(one_chunk, 5.0, scale).squeeze(2), group_advantages(rewards, 5.0, scale)
-    )
+    assert torch.equal(gain_advantages(one_chunk, 5.0, scale).squeeze(2), group_advantages(rewards, 5.0, scale))
 
 
 @pytest.mark.parametrize("scale", [GROUP, replace(GLOBAL, eps=1e-12)])

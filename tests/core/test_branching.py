@@ -25,9 +25,7 @@ def stream(row, step, child):
 
 
 def branch(branch_steps=(0, 2, 4), children=3, coefs=COEFS, sampler=SDE):
-    return rollout_branches(
-        velocity_of(PROMPTS), NOISE, TIMES, coefs, branch_steps, children, stream, sampler
-    )
+    return rollout_branches(velocity_of(PROMPTS), NOISE, TIMES, coefs, branch_steps, children, stream, sampler)
 
 
 def test_the_prefix_is_the_plain_ode_run():

@@ -11,9 +11,7 @@ from chunk_grpo.config import VariantParams
 from chunk_grpo.core import choices
 from chunk_grpo.core.choices import SDES, Choice, implemented
 
-TABLES = {
-    name: table for name, table in vars(choices).items() if name.isupper() and isinstance(table, Mapping)
-}
+TABLES = {name: table for name, table in vars(choices).items() if name.isupper() and isinstance(table, Mapping)}
 
 
 @pytest.mark.parametrize(

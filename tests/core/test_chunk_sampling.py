@@ -56,17 +56,13 @@ def test_an_ode_profile_inverts_the_weights():
     assert rising == sorted(rising)
 
 
-@pytest.mark.parametrize(
-    ("num_chunks", "fraction", "count"), [(4, 0.5, 2), (16, 0.5, 8), (5, 0.5, 2), (4, 1.0, 4)]
-)
+@pytest.mark.parametrize(("num_chunks", "fraction", "count"), [(4, 0.5, 2), (16, 0.5, 8), (5, 0.5, 2), (4, 1.0, 4)])
 def test_fraction_is_rounded_down(num_chunks, fraction, count):
     assert num_selected(num_chunks, fraction) == count
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(
-    ("num_chunks", "fraction"), [(2, 0.5), (4, 0.5), (4, 1.0), (16, 0.5), (16, 0.1), (49, 0.5)]
-)
+@pytest.mark.parametrize(("num_chunks", "fraction"), [(2, 0.5), (4, 0.5), (4, 1.0), (16, 0.5), (16, 0.1), (49, 0.5)])
 @pytest.mark.parametrize("rows", ["equal", "alike", "their own", "transposed"])
 def test_rows_without_zeros_get_what_multinomial_gives_them(num_chunks, fraction, rows, dtype):
     noise = torch.randn(64, num_chunks, generator=seed(3), dtype=dtype)

@@ -128,9 +128,7 @@ def test_gradient_coefficients_by_hand():
     # chunk 0 of row 0 is clipped; chunk 1: w A r / (B n cs) = 2 * 3 * 1.1 / (2 * 2 * 2); row 1: 4 * .7 / 2
     torch.testing.assert_close(coefs, double([0, 0.825, 0.825], [0, 1.4, 0]), rtol=0, atol=1e-14)
     # -v beta / (B n cs)
-    torch.testing.assert_close(
-        kl_coefs, double([-0.075, -0.0125, -0.0125], [0, -0.025, 0]), rtol=0, atol=1e-15
-    )
+    torch.testing.assert_close(kl_coefs, double([-0.075, -0.0125, -0.0125], [0, -0.025, 0]), rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -285,6 +283,4 @@ def test_limited_divergences_need_drift():
 @pytest.mark.parametrize("function", [clipped_terms, clipped_chunks])
 def test_ratios_must_fit_the_assignment(function):
     with pytest.raises(ValueError, match=r"ratio must have shape \(6, 16\), got \(6, 4\)"):
-        function(
-            torch.ones(6, 4), terms_of(torch.ones(6, 16), torch.ones(6), plans_of_all_kinds()), Bounds(0.1)
-        )
+        function(torch.ones(6, 4), terms_of(torch.ones(6, 16), torch.ones(6), plans_of_all_kinds()), Bounds(0.1))

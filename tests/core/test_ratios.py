@@ -72,9 +72,7 @@ def test_guard_log_ratio_is_the_mean_of_noise_times_move():
     closed_form = (noise * move).mean(dim=(2, 3))
     torch.testing.assert_close(guard_log_ratio(new, old, drift, GUARD_STDS), closed_form, rtol=0, atol=1e-12)
     per_row = GUARD_STDS.expand(50, -1)
-    assert torch.equal(
-        guard_log_ratio(new, old, drift, per_row), guard_log_ratio(new, old, drift, GUARD_STDS)
-    )
+    assert torch.equal(guard_log_ratio(new, old, drift, per_row), guard_log_ratio(new, old, drift, GUARD_STDS))
 
 
 @pytest.mark.parametrize(

@@ -63,9 +63,7 @@ def test_ratio_is_one_on_policy_in_any_packing(sampler, strengths, std):
 def test_the_last_step_is_deterministic_and_lands_on_the_predicted_image():
     states = rollout(NOISE, one_each(1, 2)).states
     t = TIMES[-2].item()
-    assert torch.equal(
-        states[:, -1], ode_step(states[:, -2], velocity(states[:, -2], torch.full((2,), t)), t, 0.0)
-    )
+    assert torch.equal(states[:, -1], ode_step(states[:, -2], velocity(states[:, -2], torch.full((2,), t)), t, 0.0))
 
 
 def test_a_sample_does_not_depend_on_its_batch():
@@ -88,9 +86,7 @@ def test_a_rollout_without_noise_is_the_ode_by_hand():
     # v = x on the grid 1, 3/4, 1/2, 1/4, 0: each step multiplies by 3/4, and no step has a density
     strengths, sampler = step_noise("ode", time_grid(4), eta=0.7)
     start = torch.ones(1, 1, 1, dtype=torch.float64)
-    made = rollout_sde(
-        lambda x, t: x, start, time_grid(4), strengths, one_each(1), sampler=sampler, keep_means=True
-    )
+    made = rollout_sde(lambda x, t: x, start, time_grid(4), strengths, one_each(1), sampler=sampler, keep_means=True)
     assert made.states.flatten().tolist() == [1.0, 0.75, 0.5625, 0.421875, 0.31640625]
     assert made.transition_stds.tolist() == [0.0] * 3
     assert made.log_probs.tolist() == [[0.0] * 3]

@@ -82,9 +82,7 @@ def test_flow_sde_equals_dance_sde_for_the_same_coefficient(step):
     assert transition.std.item() == pytest.approx(coef * math.sqrt(t - t_next), abs=1e-15)
 
 
-@pytest.mark.parametrize(
-    ("transition", "strength"), [(sde_transition, [0.5, 1.5]), (cps_transition, [0.5, 1.0])]
-)
+@pytest.mark.parametrize(("transition", "strength"), [(sde_transition, [0.5, 1.5]), (cps_transition, [0.5, 1.0])])
 def test_one_time_a_sample_equals_one_call_a_sample(transition, strength):
     x, v = draw(2, 3, 4), draw(2, 3, 4, seed=1)
     t, t_next, strengths = torch.tensor([0.9, 0.4]), torch.tensor([0.8, 0.1]), torch.tensor(strength)
@@ -103,9 +101,7 @@ def test_sde_keeps_the_marginals_of_a_gaussian_as_steps_shrink(gaussian_flow, et
         mean, variance = final_moments(gaussian_flow, times, diffusion_coefs(times, "dance", eta))
         errors.append((abs(mean - gaussian_flow.mean), abs(variance - gaussian_flow.std**2)))
     for coarse, fine in pairwise(errors):
-        assert (
-            fine[0] <= 0.6 * coarse[0] + 1e-9
-        )  # Euler's error is of first order: halved steps, halved error
+        assert fine[0] <= 0.6 * coarse[0] + 1e-9  # Euler's error is of first order: halved steps, halved error
         assert fine[1] <= 0.6 * coarse[1] + 1e-9
     assert errors[-1] < (5e-3, 5e-3)
 

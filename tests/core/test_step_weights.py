@@ -41,9 +41,7 @@ def test_bad_stds_are_refused(stds):
 
 
 def test_interval_weights_by_hand():
-    assert interval_weights(torch.tensor([0.5, 0.25, 0.25])).tolist() == pytest.approx(
-        [0.6, 1.2, 1.2], abs=1e-12
-    )
+    assert interval_weights(torch.tensor([0.5, 0.25, 0.25])).tolist() == pytest.approx([0.6, 1.2, 1.2], abs=1e-12)
 
 
 @pytest.mark.parametrize("widths", [[], [[1.0]], [1.0, 0.0], [1.0, math.nan], [-1.0]])
@@ -85,8 +83,6 @@ def test_chunk_size_weights_of_the_papers_plan_by_hand():
 def test_on_policy_the_weighted_step_gradient_is_the_chunk_gradient(plan):
     old, advantage = draw(3, 16), double(1.5, -0.5, 0.2)
     steps, chunks = (ChunkAssignment.shared(each, 3) for each in (step_plan(16), plan))
-    by_step, _ = gradient_coefficients(
-        old, terms_of(old, advantage, steps, weights=weights_of(plan, 3)), Bounds(0.9)
-    )
+    by_step, _ = gradient_coefficients(old, terms_of(old, advantage, steps, weights=weights_of(plan, 3)), Bounds(0.9))
     by_chunk, _ = gradient_coefficients(old, terms_of(old, advantage, chunks), Bounds(0.9))
     torch.testing.assert_close(by_step, by_chunk, rtol=1e-14, atol=0)

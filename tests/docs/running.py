@@ -62,9 +62,7 @@ class Reader:
 
     def _shell(self, block: Block, text: str) -> None:
         foreign = sorted({words[0] for words in commands(text)} - STARTED)
-        assert not foreign, (
-            f"{block.place}: {', '.join(foreign)}: no test starts it, so mark the block `not run`"
-        )
+        assert not foreign, f"{block.place}: {', '.join(foreign)}: no test starts it, so mark the block `not run`"
         programs = [str(self._console_script().parent), str(Path(sys.executable).parent), os.environ["PATH"]]
         shell = subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", text],
@@ -79,9 +77,7 @@ class Reader:
             said, _ = shell.communicate(timeout=LIMIT)
         except subprocess.TimeoutExpired:
             os.killpg(shell.pid, signal.SIGKILL)
-            raise AssertionError(
-                f"{block.place}: takes over {LIMIT} s, so mark the block `not run`"
-            ) from None
+            raise AssertionError(f"{block.place}: takes over {LIMIT} s, so mark the block `not run`") from None
         assert shell.returncode == 0, f"{block.place}: {said}"
 
     def _sql(self, _: Block, text: str) -> list[Any]:

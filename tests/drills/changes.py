@@ -154,12 +154,7 @@ class Changes:
         changed = with_value(state.params, path, new)
         if path[0] == "composed_from" or not is_valid(changed):
             return None
-        if (
-            isinstance(new, int)
-            and isinstance(old, int)
-            and new > 4 * max(old, 4)
-            and "seed" not in str(path)
-        ):
+        if isinstance(new, int) and isinstance(old, int) and new > 4 * max(old, 4) and "seed" not in str(path):
             return None  # valid, but too expensive
         return f"{'.'.join(map(str, path))}: {old!r} -> {new!r}", State(changed, dict(state.files))
 

@@ -18,9 +18,7 @@ class DrillError(Exception):
 def drill_parser(name: str, doc: str | None) -> argparse.ArgumentParser:
     """Parser of a drill's command line."""
     form = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(
-        prog=f"python -m tests.drills.{name}", description=doc, formatter_class=form
-    )
+    return argparse.ArgumentParser(prog=f"python -m tests.drills.{name}", description=doc, formatter_class=form)
 
 
 def run_drill(drill: Callable[[Path, Console], str | None]) -> int:

@@ -80,9 +80,7 @@ def main() -> int:
     parser.add_argument("--root", type=Path, help="repository to serve (default: a clone of this one)")
     parser.add_argument("--preset", default="smoke")
     parser.add_argument("--overrides", type=json.loads, default={}, help="overrides of the flow, as JSON")
-    parser.add_argument(
-        "--stage", default="train@chunk-ws-0", help="stage on pool gpu while the disk fills up"
-    )
+    parser.add_argument("--stage", default="train@chunk-ws-0", help="stage on pool gpu while the disk fills up")
     parser.add_argument("--command", default="stages.train", help="part of the stage's command line")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

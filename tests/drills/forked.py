@@ -108,9 +108,7 @@ def _answer(connection: socket.socket) -> None:
     os._exit(0)
 
 
-def _run(
-    streams: Sequence[int], folder: str, arguments: Sequence[str], environment: Mapping[str, str]
-) -> None:
+def _run(streams: Sequence[int], folder: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     """Run `python -m MODULE ...` in this process; does not return."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)

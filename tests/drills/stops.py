@@ -162,9 +162,7 @@ def drill(root: Path, seed: int, count: int, console: Console) -> Story:
         assert record is not None and record.ended is not None
         moments[processes] = seconds, record.ended - record.started
         untouched[processes] = made.outputs()
-        console.print(
-            f"undisturbed, {processes} processes: {seconds:.1f} s, training {moments[processes][1]:.1f} s"
-        )
+        console.print(f"undisturbed, {processes} processes: {seconds:.1f} s, training {moments[processes][1]:.1f} s")
     story = Story()
     for number, (victim, random_) in enumerate(islice(hits(seed), 2 * count)):
         made.processes = 2 if victim == "process" else 1 + number // 2 % 2
@@ -187,9 +185,7 @@ def drill(root: Path, seed: int, count: int, console: Console) -> Story:
 def prepare(made: Repository) -> None:
     """Make the clone, and run the training and all stages before it once."""
     make_clone(ROOT, resolved(ROOT, "HEAD"), made.root)
-    compose_and_dump(
-        made.root / "params.yaml", str(made.root / "conf"), None, "config", str(made.root), OVERRIDES
-    )
+    compose_and_dump(made.root / "params.yaml", str(made.root / "conf"), None, "config", str(made.root), OVERRIDES)
     with made.repro() as process:
         told, _ = process.communicate()
     if process.returncode != 0:
@@ -205,9 +201,7 @@ def hits(seed: int) -> Iterator[tuple[Victim, random.Random]]:
         yield "group", random_
 
 
-def hit(
-    made: Repository, victim: Victim, delay: float, random_: random.Random, story: Story, *, trains: bool
-) -> str:
+def hit(made: Repository, victim: Victim, delay: float, random_: random.Random, story: Story, *, trains: bool) -> str:
     """Start, wait, send the signal, and check the remains; return a description."""
     before, begun = made.newest(), time.time()
     with made.repro("--single-item", "--force") as process:
@@ -218,9 +212,7 @@ def hit(
         number = signal.SIGINT if victim == "group" else signal.SIGKILL
         name = strike(process.pid, victim, random_)
         start = time.monotonic()
-        wait_for(
-            lambda: not session(process.pid), _END_SECONDS, f"the end of all after {number.name} to {name}"
-        )
+        wait_for(lambda: not session(process.pid), _END_SECONDS, f"the end of all after {number.name} to {name}")
         gone = time.monotonic() - start
         told = process.communicate()[0]
     story.hits[name] = story.hits.get(name, 0) + 1

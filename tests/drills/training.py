@@ -35,9 +35,7 @@ def main() -> int:
     """Run the drill; return exit status 1 if it fails."""
     parser = drill_parser("training", __doc__)
     choices = ["stage", "engine", "stalled"]
-    what = (
-        "the training, or its flow run; stalled: the training is stopped by SIGSTOP, and its flow run ends it"
-    )
+    what = "the training, or its flow run; stalled: the training is stopped by SIGSTOP, and its flow run ends it"
     parser.add_argument("--kill", choices=choices, default="stage", help=what)
     options = parser.parse_args()
     stop_on_signals()

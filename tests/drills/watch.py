@@ -136,9 +136,7 @@ class Watch:
     def busy(self, pool: str) -> int:
         """Number of flow runs that hold a slot of a work pool."""
         live = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
-        found = self.ask(
-            "POST", "flow_runs/filter", {"flow_runs": live, "work_pools": {"name": {"any_": [pool]}}}
-        )
+        found = self.ask("POST", "flow_runs/filter", {"flow_runs": live, "work_pools": {"name": {"any_": [pool]}}})
         return len(found)
 
     def engine(self, run: str) -> psutil.Process:

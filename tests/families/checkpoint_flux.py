@@ -6,9 +6,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransfo
 from tests.families.case import Case
 from tests.families.small_parts import TINY, small_vae
 
-CASE = Case(
-    (1.0, 2.5), lambda s, n: {"true_cfg_scale": s, "negative_prompt": n, "guidance_scale": 3.5}, tokens=8
-)
+CASE = Case((1.0, 2.5), lambda s, n: {"true_cfg_scale": s, "negative_prompt": n, "guidance_scale": 3.5}, tokens=8)
 
 
 def random_pipeline() -> FluxPipeline:
@@ -19,8 +17,6 @@ def random_pipeline() -> FluxPipeline:
     )  # fmt: skip
     vae = small_vae(0.3611, 0.1159)
     toy = FluxPipeline.from_pretrained(TINY, transformer=None, vae=None, dtype=torch.float32)
-    parts = {
-        name: getattr(toy, name) for name in ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
-    }
+    parts = {name: getattr(toy, name) for name in ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")}
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True)
     return FluxPipeline(transformer=transformer, vae=vae, scheduler=scheduler, **parts)

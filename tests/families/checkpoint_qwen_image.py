@@ -14,9 +14,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLFo
 from tests.families.case import Case
 from tests.families.small_parts import byte_tokenizer
 
-CASE = Case(
-    (1.0, 4.0), lambda s, n: {"true_cfg_scale": s, "negative_prompt": n if s > 1 else None}, tokens=256
-)
+CASE = Case((1.0, 4.0), lambda s, n: {"true_cfg_scale": s, "negative_prompt": n if s > 1 else None}, tokens=256)
 
 
 def random_pipeline() -> QwenImagePipeline:

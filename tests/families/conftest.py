@@ -68,9 +68,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def load_flux(folder: Path | str, device: str = "cpu") -> FluxFamily:
-    return FluxFamily.load(
-        LoadOptions(str(folder), height=32, width=32, max_sequence_length=8, device=device)
-    )
+    return FluxFamily.load(LoadOptions(str(folder), height=32, width=32, max_sequence_length=8, device=device))
 
 
 def refused(folder: Path | str, device: str = "cpu") -> str:

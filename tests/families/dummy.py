@@ -23,9 +23,7 @@ class DummyFamily(FluxFamily):
 
     def network_output(self, network: nn.Module, x: Tensor, t: Tensor, text: Mapping[str, Tensor]) -> Tensor:
         assert text["mask"].dtype == torch.bool and bool(text["mask"].all())
-        return super().network_output(
-            network, x, t, {"prompt_embeds": text["words"], "pooled": text["summary"]}
-        )
+        return super().network_output(network, x, t, {"prompt_embeds": text["words"], "pooled": text["summary"]})
 
 
 FAMILY = DummyFamily

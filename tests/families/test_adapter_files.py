@@ -26,9 +26,7 @@ State = dict[str, Tensor]
 Load = Callable[[], FluxFamily]
 
 
-def spelled(
-    state: State, prefix: str, down: str, up: str, *, dots: bool = True, alpha: float | None = ALPHA
-) -> State:
+def spelled(state: State, prefix: str, down: str, up: str, *, dots: bool = True, alpha: float | None = ALPHA) -> State:
     """An adapter in another program's layout. Without alpha, B carries the factor."""
     found: State = {}
     for key, weight in state.items():
@@ -124,8 +122,7 @@ def test_rows_of_a_fused_layer_keep_its_scale(layer, network, tmp_path):
 
 
 REFUSED = {
-    r"x_embedder\.dora_scale of DoRA as LyCORIS": adapter()
-    | {"transformer.x_embedder.dora_scale": torch.ones(1, 16)},
+    r"x_embedder\.dora_scale of DoRA as LyCORIS": adapter() | {"transformer.x_embedder.dora_scale": torch.ones(1, 16)},
     r"hada_w1_a of LoHa": {"lora_unet_img_in.hada_w1_a": torch.ones(2, 2)},
     r"lokr_w1 of LoKr": {"lycoris_x_embedder.lokr_w1": torch.ones(2, 2)},
     r"diff_b of whole differences": adapter() | {"diffusion_model.img_in.diff_b": torch.zeros(32)},

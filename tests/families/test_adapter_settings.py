@@ -61,9 +61,7 @@ def test_an_adapter_of_peft_gives_the_same_velocities(settings, tiny, tmp_path):
 def test_a_file_of_peft_with_another_name_has_the_settings_beside_it(tiny: Load, tmp_path: Path) -> None:
     expected = of_peft(tiny(), tmp_path)
     (tmp_path / PEFT_WEIGHTS).rename(tmp_path / "mine.safetensors")
-    assert torch.allclose(
-        velocity(tiny().with_transformer(tmp_path / "mine.safetensors")), expected, atol=1e-6
-    )
+    assert torch.allclose(velocity(tiny().with_transformer(tmp_path / "mine.safetensors")), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("start", ["pissa", "pissa_niter_2", "olora"])
@@ -76,9 +74,7 @@ def test_refuses_initialisation_that_changes_base_model(start, tiny, tmp_path):
 
 def test_reads_pissa_adapter_converted_by_peft(tiny: Load, tmp_path: Path) -> None:
     family = tiny()
-    model = get_peft_model(
-        family.transformer, LoraConfig(r=3, target_modules=["to_q"], init_lora_weights="pissa")
-    )
+    model = get_peft_model(family.transformer, LoraConfig(r=3, target_modules=["to_q"], init_lora_weights="pissa"))
     model.peft_config["default"].init_lora_weights = True
     model.save_pretrained(tmp_path / "start")
     model.peft_config["default"].init_lora_weights = "pissa"
@@ -168,9 +164,7 @@ def settings(**values: Any) -> Callable[[Path], object]:
 
 
 def text(content: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / "adapter_config.json").write_bytes(
-        content.encode("utf-8", "surrogateescape")
-    )
+    return lambda folder: (folder / "adapter_config.json").write_bytes(content.encode("utf-8", "surrogateescape"))
 
 
 def with_a_whole_layer(folder: Path) -> None:

@@ -52,9 +52,7 @@ def test_copies_and_saved_policies_have_it_and_other_models_do_not(tmp_path) -> 
     assert _AttentionBackendRegistry.get_active_backend() == before
 
 
-@pytest.mark.parametrize(
-    ("backend", "reason"), [("flash", "flash-attn"), ("_native_efficient", "No viable backend")]
-)
+@pytest.mark.parametrize(("backend", "reason"), [("flash", "flash-attn"), ("_native_efficient", "No viable backend")])
 def test_unsupported_backend_is_refused_at_load(backend: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=f"model.attention_backend: {backend} does not work.*{reason}"):
         load(backend)

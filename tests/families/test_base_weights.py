@@ -76,12 +76,8 @@ def prefixed(prefix: str) -> Callable[[State], State]:
 
 STRANGE = [
     pytest.param(without, "weights do not fit the model: .* is missing", id="missing"),
-    pytest.param(
-        lambda state: state | {"more.weight": torch.zeros(2)}, "more.weight is unknown", id="surplus"
-    ),
-    pytest.param(
-        lambda state: state | {matrix(state): torch.zeros(3, 5)}, r"is \[3, 5\] in place of \[", id="shape"
-    ),
+    pytest.param(lambda state: state | {"more.weight": torch.zeros(2)}, "more.weight is unknown", id="surplus"),
+    pytest.param(lambda state: state | {matrix(state): torch.zeros(3, 5)}, r"is \[3, 5\] in place of \[", id="shape"),
     pytest.param(prefixed("module."), "a wrapper around the network .*DataParallel", id="module."),
     pytest.param(prefixed("_orig_mod."), "a wrapper around the network .*torch.compile", id="_orig_mod."),
     pytest.param(prefixed("model.diffusion_model."), "names of another layout", id="one file"),
@@ -92,9 +88,7 @@ STRANGE = [
         "float8 weights with scales",
         id="scale alone",
     ),
-    pytest.param(
-        in_four_bits, "must not be quantised, got U8 .*quantised by bitsandbytes", id="bitsandbytes"
-    ),
+    pytest.param(in_four_bits, "must not be quantised, got U8 .*quantised by bitsandbytes", id="bitsandbytes"),
 ]
 
 
@@ -135,8 +129,7 @@ def test_every_network_of_every_family_has_all_its_weights(name, tmp_path):
             with pytest.raises(DataError, match=r"do not fit the model: .* is missing"):
                 load(name, folder, device=device)
     assert {
-        weight.device.type
-        for weight in load(name, tmp_path / "right", device="meta").transformer.parameters()
+        weight.device.type for weight in load(name, tmp_path / "right", device="meta").transformer.parameters()
     } == {"meta"}
 
 
@@ -149,9 +142,7 @@ def test_every_network_of_every_family_has_all_its_weights(name, tmp_path):
             id="two names",
         ),
         pytest.param(
-            lambda state: {
-                key.replace("shared.", "encoder.embed_tokens."): value for key, value in state.items()
-            },
+            lambda state: {key.replace("shared.", "encoder.embed_tokens."): value for key, value in state.items()},
             id="the other name",
         ),
         pytest.param(
@@ -173,13 +164,9 @@ def test_one_weight_under_two_names_of_clip(changed, copy):
     """transformers would take one of them."""
 
     def twice(state: State) -> State:
-        return state | {
-            f"text_model.{name.removeprefix('text_model.')}": 2 * value for name, value in state.items()
-        }
+        return state | {f"text_model.{name.removeprefix('text_model.')}": 2 * value for name, value in state.items()}
 
-    changed(
-        "text_encoder", lambda state: {key.removeprefix("text_model."): value for key, value in state.items()}
-    )
+    changed("text_encoder", lambda state: {key.removeprefix("text_model."): value for key, value in state.items()})
     load_flux(copy)
     changed("text_encoder", twice)
     for device in ("cpu", "meta"):

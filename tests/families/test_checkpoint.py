@@ -53,9 +53,7 @@ def test_a_shard_that_is_missing(sharded_checkpoint, tmp_path):
     copy = Path(shutil.copytree(sharded_checkpoint, tmp_path / "model"))
     shard = sorted((copy / "transformer").glob("*.safetensors"))[1]
     shard.unlink()
-    assert refused(copy).startswith(
-        f"{shard}: named in diffusion_pytorch_model.safetensors.index.json but missing;"
-    )
+    assert refused(copy).startswith(f"{shard}: named in diffusion_pytorch_model.safetensors.index.json but missing;")
     index = copy / "transformer" / "diffusion_pytorch_model.safetensors.index.json"
     for broken in ("{", "[]", json.dumps({"weight_map": 3})):
         index.write_text(broken)
@@ -68,14 +66,10 @@ def test_a_folder_that_is_not_there(tmp_path):
 
 
 def test_a_folder_that_is_no_checkpoint(tmp_path):
-    assert refused(tmp_path).startswith(
-        "model.checkpoint: must be a folder in the diffusers layout, with model_index."
-    )
+    assert refused(tmp_path).startswith("model.checkpoint: must be a folder in the diffusers layout, with model_index.")
     (tmp_path / "model.safetensors").touch()
     said = refused(str(tmp_path / "model.safetensors"))
-    assert (
-        "got " + str(tmp_path / "model.safetensors") + ", which is a single file. Download the whole" in said
-    )
+    assert "got " + str(tmp_path / "model.safetensors") + ", which is a single file. Download the whole" in said
 
 
 def test_weights_that_git_lfs_did_not_fetch(copy):
@@ -101,9 +95,7 @@ def test_a_checkpoint_of_another_family(copy):
 def test_a_tokenizer_in_its_older_files_is_whole(tokenizer, files, copy):
     """FLUX.1-dev has such files."""
     (copy / tokenizer / "tokenizer.json").unlink()
-    assert refused(copy).startswith(
-        f"{copy / tokenizer}: must hold tokenizer.json, or vocab.json with merges.txt"
-    )
+    assert refused(copy).startswith(f"{copy / tokenizer}: must hold tokenizer.json, or vocab.json with merges.txt")
     for name in files:
         (copy / tokenizer / name).write_text("{}")
     check_files(str(copy), FluxFamily.pipeline_class, (tokenizer,))
@@ -147,7 +139,5 @@ def test_a_package_that_a_processor_asks_for_is_to_be_installed(monkeypatch):
 
     monkeypatch.setattr(FluxFamily.pipeline_class, "from_pretrained", asking)
     asked = "PixtralImageProcessor requires the Torchvision library but it was not found"
-    with pytest.raises(
-        DataError, match=rf"not installed \({asked}\)\. Install that package \(`pip install NAME`\)"
-    ):
+    with pytest.raises(DataError, match=rf"not installed \({asked}\)\. Install that package \(`pip install NAME`\)"):
         FluxFamily.load(LoadOptions(str(TINY), height=32, width=32, max_sequence_length=8), ("text",))

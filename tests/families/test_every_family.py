@@ -64,9 +64,7 @@ def test_source_pictures_move_the_velocity(name, checkpoints):
 @pytest.mark.parametrize("name", [name for name in NAMES if not module_of(name).CASE.sources])
 def test_a_family_that_edits_nothing_says_so(name, checkpoints):
     family = load(name, checkpoints(name)["sharded"])
-    with pytest.raises(
-        ConfigError, match=f"model.family: {name} edits no pictures; choose a family that does"
-    ):
+    with pytest.raises(ConfigError, match=f"model.family: {name} edits no pictures; choose a family that does"):
         family.encode(PROMPTS[:1], pictures(1, 32, 32))
 
 
@@ -77,9 +75,7 @@ def test_a_family_that_only_edits_says_so(name, checkpoints):
         lambda: check_edits(name, edits=False),
         lambda: load(name, checkpoints(name)["sharded"]).encode(PROMPTS[:1]),
     ):
-        with pytest.raises(
-            ConfigError, match=rf"^model\.family: {name} only edits pictures, got prompts without"
-        ):
+        with pytest.raises(ConfigError, match=rf"^model\.family: {name} only edits pictures, got prompts without"):
             call()
 
 

@@ -20,9 +20,7 @@ def test_every_step_equals_diffusers_from_the_same_state(height, width):
     noise = torch.randn(4, *family.latent_shape, generator=torch.Generator().manual_seed(7))
     states = [noise]
 
-    def record(
-        pipeline: FluxPipeline, step: int, timestep: Tensor, found: dict[str, Tensor]
-    ) -> dict[str, Tensor]:
+    def record(pipeline: FluxPipeline, step: int, timestep: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
         states.append(found["latents"])
         return found
 
@@ -42,9 +40,7 @@ def test_every_step_equals_diffusers_from_the_same_state(height, width):
 
 
 @pytest.mark.parametrize("size", [(32, 32), (40, 64)])
-@pytest.mark.parametrize(
-    "settings", [{"shift": 2.0}, {"use_dynamic_shifting": True, "base_image_seq_len": 8}]
-)
+@pytest.mark.parametrize("settings", [{"shift": 2.0}, {"use_dynamic_shifting": True, "base_image_seq_len": 8}])
 def test_pipeline_times_equal_diffusers_grid(settings, size, tmp_path):
     """A static shift, and one that depends on the size."""
     pipeline = FluxPipeline.from_pretrained(TINY, dtype=torch.float32)
@@ -78,9 +74,7 @@ def test_scheduler_with_own_levels_applies_shift_twice(tmp_path):
 
 
 def test_guidance_without_a_negative_prompt_is_an_error():
-    family = FluxFamily.load(
-        LoadOptions(str(TINY), height=32, width=32, max_sequence_length=8, cfg_scale=2.0)
-    )
+    family = FluxFamily.load(LoadOptions(str(TINY), height=32, width=32, max_sequence_length=8, cfg_scale=2.0))
     with pytest.raises(ValueError, match="needs a negative prompt's tensors"):
         family.velocity(torch.zeros(1, *family.latent_shape), torch.ones(1), family.encode(["a circle"]))
 

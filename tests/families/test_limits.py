@@ -28,9 +28,7 @@ def saved(name: str, folder: Path, **changes: object) -> Path:
 def passes(family: DiffusersFamily, tokens: int) -> None:
     text = Conditioning(family.text_example(tokens))
     with torch.no_grad():
-        assert (
-            family.velocity(torch.randn(1, *family.latent_shape), torch.tensor([0.5]), text).isfinite().all()
-        )
+        assert family.velocity(torch.randn(1, *family.latent_shape), torch.tensor([0.5]), text).isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -66,15 +64,11 @@ def test_the_longest_text_of_qwen_image(tmp_path, monkeypatch):
     """4096 positions, of which an image of 4 x 8 tokens takes 4."""
     folder = saved("qwen_image", tmp_path)
     text = folder / "text_encoder" / "config.json"
-    text.write_text(
-        text.read_text().replace('"max_position_embeddings": 512', '"max_position_embeddings": 9999')
-    )
+    text.write_text(text.read_text().replace('"max_position_embeddings": 512', '"max_position_embeddings": 9999'))
     family = load("qwen_image", folder, height=32, width=64, max_sequence_length=4092)
     assert (family._rows, family._columns) == (4, 8)
     passes(family, 4092)
-    with pytest.raises(
-        ConfigError, match=r"model.max_sequence_length: must be at most 4092 for .* 32 x 64 pixels"
-    ):
+    with pytest.raises(ConfigError, match=r"model.max_sequence_length: must be at most 4092 for .* 32 x 64 pixels"):
         load("qwen_image", folder, height=32, width=64, max_sequence_length=4093)
     monkeypatch.setattr("chunk_grpo.families.diffusers_family.check_limits", lambda *given: None)
     with pytest.raises(RuntimeError):
@@ -128,9 +122,7 @@ def test_reports_wrong_size_and_unknown_layer_before_reading_weights(tmp_path):
         check_checkpoint("sd3", options, [(32, 33)], None)
     with pytest.raises(ConfigError, match="must be at most "):
         check_checkpoint("sd3", options, [(4096, 32)], None)
-    with pytest.raises(
-        ConfigError, match=r"train.lora.targets: must name linear layers of SD3Transformer2DModel"
-    ):
+    with pytest.raises(ConfigError, match=r"train.lora.targets: must name linear layers of SD3Transformer2DModel"):
         check_checkpoint("sd3", options, [], ("to_query",))
 
 

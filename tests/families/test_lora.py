@@ -73,9 +73,7 @@ class TestStart:
     @pytest.mark.parametrize("targets", [("to_q", "to_w"), ("norm",), ("o_q",), ("attn",)])
     def test_targets_that_are_not_there(self, tiny, targets):
         family = tiny()
-        message = (
-            f"linear layers of FluxTransformer2DModel, got '{targets[-1]}'. Available: .*to_out.0, to_q, to_v"
-        )
+        message = f"linear layers of FluxTransformer2DModel, got '{targets[-1]}'. Available: .*to_out.0, to_q, to_v"
         with pytest.raises(ConfigError, match=message):
             family.prepare_training(options(rank=3, targets=targets), seed=0)
         family.prepare_training(options(rank=3), seed=0)

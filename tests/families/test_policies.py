@@ -69,9 +69,7 @@ class TestStart:
 
     def test_an_adapter_cannot_go_on_from_a_transformer(self, adapted, tiny, tmp_path):
         merged(tiny(), tmp_path / "adapter", tmp_path / "merged")
-        with pytest.raises(
-            ConfigError, match=r"train\.start_from: must be an adapter where train\.lora trains one"
-        ):
+        with pytest.raises(ConfigError, match=r"train\.start_from: must be an adapter where train\.lora trains one"):
             tiny().start_state(tmp_path / "merged", options(rank=RANK))
 
 
@@ -159,9 +157,7 @@ def test_a_merged_transformer_is_one_of_diffusers(load, request, tmp_path):
 def test_a_policy_without_an_adapter_is_refused(tiny: Load, tmp_path: Path) -> None:
     family = tiny()
     family.save_transformer(family.policy_state(), tmp_path / "all")
-    with pytest.raises(
-        DataError, match=r"must hold pytorch_lora_weights.safetensors of an adapter, got none"
-    ):
+    with pytest.raises(DataError, match=r"must hold pytorch_lora_weights.safetensors of an adapter, got none"):
         comfyui_lora(tmp_path / "all", tmp_path / "policy.safetensors")
     save_file({"x.lora_A.weight": torch.ones(2, 2)}, tmp_path / DIFFUSERS)
     with pytest.raises(DataError, match=f"{DIFFUSERS}: must hold the settings of an adapter, got none"):

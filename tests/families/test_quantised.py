@@ -27,9 +27,7 @@ BYTES = {"int8": 1.0, "float8": 1.0, "nf4": 0.5}
 
 
 def toy(precision: BasePrecision | None = None, dtype: torch.dtype = torch.float32) -> FluxFamily:
-    settings = LoadOptions(
-        str(TINY), height=32, width=32, max_sequence_length=8, dtype=dtype, base_precision=precision
-    )
+    settings = LoadOptions(str(TINY), height=32, width=32, max_sequence_length=8, dtype=dtype, base_precision=precision)
     return FluxFamily.load(settings, ("text", "transformer", "vae"))
 
 
@@ -151,8 +149,6 @@ def test_each_precision_is_nearer_than_the_next():
 
 def test_without_torchao(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
-    with pytest.raises(
-        ConfigError, match=r"model\.base_precision: int8 needs torchao.*pip install 'torchao>=0\.18"
-    ):
+    with pytest.raises(ConfigError, match=r"model\.base_precision: int8 needs torchao.*pip install 'torchao>=0\.18"):
         toy("int8")
     assert toy().transformer is not None

@@ -60,9 +60,7 @@ def test_layers_bytes_and_embeddings_of_every_family(name: str, checkpoints: Any
                     assert torch.equal(weight, plain), own
         planned = text_bytes(read_checkpoint(name, str(folder)), "bfloat16", precision)
         assert sum(part.nbytes for part in held(family)) == planned
-        for weight, plain in zip(
-            family.transformer.parameters(), whole.transformer.parameters(), strict=True
-        ):
+        for weight, plain in zip(family.transformer.parameters(), whole.transformer.parameters(), strict=True):
             assert torch.equal(weight, plain)
         found = encoded(family, PROMPTS)
         largest = max(
@@ -72,9 +70,7 @@ def test_layers_bytes_and_embeddings_of_every_family(name: str, checkpoints: Any
         )
         assert before < largest < ERRORS[precision], precision
         before = largest
-    assert sum(part.nbytes for part in held(whole)) == text_bytes(
-        read_checkpoint(name, str(folder)), "bfloat16", None
-    )
+    assert sum(part.nbytes for part in held(whole)) == text_bytes(read_checkpoint(name, str(folder)), "bfloat16", None)
 
 
 @pytest.mark.parametrize("toy", ["tiny-flux", "tiny-sd3"])
@@ -120,8 +116,6 @@ def test_the_library_encodes_with_it() -> None:
 def test_without_torchao(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
     options = LoadOptions(str(TINY), height=32, width=32, max_sequence_length=8, text_precision="int8")
-    with pytest.raises(
-        ConfigError, match=r"model\.text_precision: int8 needs torchao.*pip install 'torchao>=0"
-    ):
+    with pytest.raises(ConfigError, match=r"model\.text_precision: int8 needs torchao.*pip install 'torchao>=0"):
         load_family("flux", options, ("text",))
     assert load_family("flux", options, ("transformer",)).transformer is not None

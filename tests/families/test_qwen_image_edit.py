@@ -104,9 +104,7 @@ def test_a_network_that_reads_the_source_at_noise_level_0_equals_the_pipeline(sc
     """As that of Qwen-Image-Edit-2511."""
     pipeline = random_pipeline()
     torch.manual_seed(1)
-    pipeline.transformer = QwenImageTransformer2DModel.from_config(
-        pipeline.transformer.config, zero_cond_t=True
-    )
+    pipeline.transformer = QwenImageTransformer2DModel.from_config(pipeline.transformer.config, zero_cond_t=True)
     pipeline.save_pretrained(tmp_path)
     assert load(NAME, tmp_path).transformer.zero_cond_t
     assert max(differences(NAME, tmp_path, (32, 64), 2, scale, source=(64, 64))) < 1e-5

@@ -43,7 +43,5 @@ def test_a_picture_that_the_text_encoder_sees_is_in_the_text_too(tmp_path: Path)
     assert sizes.text_tokens == 384 + _SHOWN + 4 * 8
     tensors = load("qwen_image_edit", tmp_path).encode(["a red circle"], PICTURE, "a cross").tensors
     assert sizes.text_bytes == sum(tensor.nbytes for tensor in tensors.values())
-    plain, guided = (
-        pass_sizes(replace(edited, cfg_scale=scale), backward=False).forward for scale in (1.0, 4.0)
-    )
+    plain, guided = (pass_sizes(replace(edited, cfg_scale=scale), backward=False).forward for scale in (1.0, 4.0))
     assert guided / plain == 2

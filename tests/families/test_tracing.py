@@ -178,9 +178,7 @@ def test_a_quantised_base_without_checkpointing() -> None:
     24 D^2 in other double blocks, 12 D^2 in single ones. `nf4` converts the weights again.
     """
     small = replace(flux(2, 4), gathers=False, tuning=replace(ADAPTER, gradient_checkpointing=False))
-    peak = {
-        name: pass_sizes(replace(small, precision=name), backward=True).peak for name in (None, "int8", "nf4")
-    }
+    peak = {name: pass_sizes(replace(small, precision=name), backward=True).peak for name in (None, "int8", "nf4")}
     copies = 2 * (18 + 24 + 4 * 12) * D * D
     assert peak["int8"] - peak[None] == pytest.approx(copies, rel=0.02)
     assert peak["nf4"] - peak[None] < 0.5 * copies
@@ -254,9 +252,9 @@ def test_activations_of_flux_1_dev(images: int) -> None:
         gradient = 6 * D * D * 2 if name == "all, a CPU's autocast" else 0  # of one weight
         assert found.peak == pytest.approx(single * UNIT * images + gradient, rel=0.05), name
         if images > 1:
-            assert found.units["transformer_blocks.0"] == pytest.approx(
-                double * UNIT * images + gradient, rel=0.05
-            ), name
+            assert found.units["transformer_blocks.0"] == pytest.approx(double * UNIT * images + gradient, rel=0.05), (
+                name
+            )
 
 
 def test_activations_without_checkpointing() -> None:

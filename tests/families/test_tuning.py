@@ -238,9 +238,7 @@ SCALE = 3.0
 
 def guided(passes: Literal[1, 2], part: Literal["both", "conditional"], scale: float = SCALE) -> FluxFamily:
     """The toy FLUX, guided and tuned with an adapter that is not 0."""
-    load = LoadOptions(
-        str(TINY), height=32, width=32, max_sequence_length=8, cfg_scale=scale, cfg_passes=passes
-    )
+    load = LoadOptions(str(TINY), height=32, width=32, max_sequence_length=8, cfg_scale=scale, cfg_passes=passes)
     family = FluxFamily.load(load, ("transformer",))
     family.prepare_training(replace(options(4), guidance_gradient=part), seed=0)
     disturb(family)

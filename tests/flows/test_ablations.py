@@ -96,9 +96,7 @@ def test_a_failing_variant_does_not_stop_the_others(watch: Watch) -> None:
         ({"overrides": {"train": {"iterations": "two"}}}, "train.iterations: must be a whole number"),
     ],
 )
-def test_wrong_parameters_are_refused_before_any_stage(
-    watch: Watch, parameters: dict[str, Any], said: str
-) -> None:
+def test_wrong_parameters_are_refused_before_any_stage(watch: Watch, parameters: dict[str, Any], said: str) -> None:
     code, told = watch.command(ABLATIONS, **({"presets": ["tiny"]} | parameters))
     assert code == 1
     assert said in told

@@ -61,9 +61,7 @@ def test_full_disk_is_reported_and_next_run_completes(
 def drawn(seed: int, count: int) -> list[tuple[str, State]]:
     """The first changes of a seed."""
     files = {name: text.encode() for name, text in USER_FILES.items()}
-    state = State(
-        small(composed(REPOSITORY, "smoke")), files | {"model/scheduler/scheduler_config.json": b"{}"}
-    )
+    state = State(small(composed(REPOSITORY, "smoke")), files | {"model/scheduler/scheduler_config.json": b"{}"})
     code = {"chunk_grpo/some.py": b"VALUE = 2\nOTHER = 0.5  # not 3px\n"}
     changes, found = Changes(seed, [composed(REPOSITORY, "tiny")], code), [("", state)]
     for _ in range(count):

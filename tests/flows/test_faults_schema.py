@@ -49,6 +49,4 @@ def test_a_wrong_schema_fails_the_stage_and_is_not_pushed(watch: Watch, tmp_path
     for stage in known.values():
         for out in stage["outs"]:
             assert Path("files/md5", out["md5"][:2], out["md5"][2:]) in contents
-    assert [
-        name for name, content in contents.items() if b"l1_rel" in content or b"l1_profile" in content
-    ] == []
+    assert [name for name, content in contents.items() if b"l1_rel" in content or b"l1_profile" in content] == []

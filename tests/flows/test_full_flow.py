@@ -71,9 +71,7 @@ def test_the_command_line_finds_the_server_by_prefect_toml(tmp_path: Path) -> No
 def test_a_run_executes_every_stage_and_the_next_one_takes_all_from_the_cache(watch: Watch) -> None:
     """It publishes the report, and says what is not committed."""
     code, told = watch.command(preset="smoke")
-    (first,) = (
-        run["id"] for run in post(watch.prefect, "flow_runs/filter") if run["name"].startswith("smoke ")
-    )
+    (first,) = (run["id"] for run in post(watch.prefect, "flow_runs/filter") if run["name"].startswith("smoke "))
     assert (code, "4 stages: 4 ran" in told) == (0, True), told
     assert f"Report: {watch.prefect.reports_url}/smoke/report/index.html" in told.replace("\n", "")
     table = watch.latest_artifact("outcomes-smoke")
@@ -107,9 +105,7 @@ def test_uncommitted_edits_run_where_they_are_asked_for(watch: Watch) -> None:
     of_run = {"logs": {"flow_run_id": {"any_": [run]}}, "sort": "TIMESTAMP_ASC"}
     found = watch.ask("POST", "logs/filter", of_run)
     ours = [line["message"] for line in found if line["message"].startswith(("This run is of", "Commit "))]
-    assert ours[0].startswith(
-        "This run is of uncommitted edits, on this machine alone, and is not published: "
-    )
+    assert ours[0].startswith("This run is of uncommitted edits, on this machine alone, and is not published: ")
     assert "?? new.txt" in ours[0]
 
 

@@ -22,9 +22,7 @@ ID = "01a21419-9d72-7405-adc9-0a5c75356dc0"
         (["ablations", "a", "b"], ("x.y=1", "x.z=2", "x.v=3", "x.w=4"), "ablations a b y=1 z=2 +2 6dc0"),
     ],
 )
-def test_a_name_has_what_differs_from_other_runs(
-    words: list[str], overrides: tuple[str, ...], name: str
-) -> None:
+def test_a_name_has_what_differs_from_other_runs(words: list[str], overrides: tuple[str, ...], name: str) -> None:
     assert run_name(words, overrides, ID) == name
 
 

@@ -94,9 +94,7 @@ def test_only_newest_late_run_evaluates(watch: Watch) -> None:
 
     def late() -> list[Run]:
         waiting = {"state": {"name": {"any_": ["Late"]}}, "deployment_id": {"any_": [deployment["id"]]}}
-        found = watch.ask(
-            "POST", "flow_runs/filter", {"flow_runs": waiting, "sort": "EXPECTED_START_TIME_ASC"}
-        )
+        found = watch.ask("POST", "flow_runs/filter", {"flow_runs": waiting, "sort": "EXPECTED_START_TIME_ASC"})
         return [run for run in found if run["auto_scheduled"]]
 
     watch.ask("PATCH", pool, {"is_paused": True})
@@ -194,9 +192,7 @@ def test_moved_score_is_reported_once(watch: Watch, published: Path, known: str)
     warning = {"logs": {"flow_run_id": {"any_": [run]}, "level": {"ge_": 30}}}
     (logged,) = watch.ask("POST", "logs/filter", warning)
     assert told == [f"A score has moved. {logged['message']}"]
-    assert re.search(
-        rf"\n- shapes-\w+ on eval, .+: .+, \N{{MINUS SIGN}}\d+\.\d+ since {known} \(band", told[0]
-    )
+    assert re.search(rf"\n- shapes-\w+ on eval, .+: .+, \N{{MINUS SIGN}}\d+\.\d+ since {known} \(band", told[0])
     assert "**moved**" in watch.latest_artifact("trend-smoke")
 
 

@@ -154,9 +154,7 @@ def test_a_pull_that_is_cut_off_leaves_nothing_torn(bulk: Machines, s3_port: int
                 lambda: sum(size > BIG // 4 for size in sizes(arriving.glob("*/*"))) == 2,
                 lambda: psutil.Process(server.pid),
             ),
-            pytest.raises(
-                RemoteError, match=r"(?s)goes on from what has arrived.*failed to transfer"
-            ) as error,
+            pytest.raises(RemoteError, match=r"(?s)goes on from what has arrived.*failed to transfer") as error,
         ):
             second.restore(["pair"], quiet, pull=True)
     assert error.value.may_pass

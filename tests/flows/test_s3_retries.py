@@ -23,9 +23,7 @@ SECONDS = 10
 
 
 @pytest.fixture
-def credentials(
-    s3_credentials: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[[str], None]:
+def credentials(s3_credentials: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
     """Sets the secret where workers that run already find it: in the file of the AWS chain."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)

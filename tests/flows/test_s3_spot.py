@@ -22,9 +22,7 @@ LOSSES = 2
 
 def outputs(machine: Workspace) -> dict[str, bytes]:
     """Weights and metrics."""
-    return {
-        name: content for name, content in machine.files().items() if name.startswith(f"train/{VARIANT}/")
-    }
+    return {name: content for name, content in machine.files().items() if name.startswith(f"train/{VARIANT}/")}
 
 
 def journal(machine: Workspace) -> tuple[int, dict[int, dict[str, float]]]:

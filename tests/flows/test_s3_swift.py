@@ -87,9 +87,7 @@ account_autocreate = true
 def write_settings(folder: Path, programs: Path, ports: Mapping[str, int]) -> None:
     """One device, one copy of everything."""
     (folder / "devices" / "one").mkdir(parents=True)
-    (folder / "swift.conf").write_text(
-        "[swift-hash]\nswift_hash_path_prefix = a\nswift_hash_path_suffix = b\n"
-    )
+    (folder / "swift.conf").write_text("[swift-hash]\nswift_hash_path_prefix = a\nswift_hash_path_suffix = b\n")
     for kind in RINGS:
         device = ("add", f"r1z1-127.0.0.1:{ports[kind]}/one", "1")
         for step in (("create", "2", "1", "0"), device, ("rebalance",)):
@@ -110,12 +108,8 @@ def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("swift")
     ports = {kind: free_port() for kind in (*RINGS, "proxy", "memcached")}
     write_settings(folder, programs, ports)
-    commands = [
-        [memcached, "-l", "127.0.0.1", "-p", str(ports["memcached"]), "-U", "0", "-u", getpass.getuser()]
-    ]
-    commands += [
-        [str(programs / f"swift-{kind}-server"), str(folder / f"{kind}.conf")] for kind in (*RINGS, "proxy")
-    ]
+    commands = [[memcached, "-l", "127.0.0.1", "-p", str(ports["memcached"]), "-U", "0", "-u", getpass.getuser()]]
+    commands += [[str(programs / f"swift-{kind}-server"), str(folder / f"{kind}.conf")] for kind in (*RINGS, "proxy")]
     with ExitStack() as stack, (folder / "log").open("wb") as log:
         for command in commands:
             process = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log))

@@ -20,9 +20,7 @@ from tests.reporting.conftest import SCORERS, VARIANTS, write_run
 def published(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Artifacts by key, as they are created."""
     found: dict[str, str] = {}
-    monkeypatch.setattr(
-        _ui, "create_markdown_artifact", lambda text, key, description: found.update({key: text})
-    )
+    monkeypatch.setattr(_ui, "create_markdown_artifact", lambda text, key, description: found.update({key: text}))
     return found
 
 
@@ -53,9 +51,7 @@ def test_sections_are_published_after_their_stages(workspace: Workspace, publish
     assert "## Does it help? " in published["answer-tiny-lr-1"]
 
 
-def test_a_section_that_is_published_again_is_updated(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_section_that_is_published_again_is_updated(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact, texts = uuid4(), list[str]()
 
     class Client:
@@ -91,6 +87,4 @@ def test_the_report_and_the_comparison_link_to_the_page(
     text = _ui.show_comparison([workspace], ["runs/one/tiny"])
     assert text is not None and text == published["comparison-ablations"]
     assert "| tiny lr=1, chunk, tuned |" in text
-    assert text.endswith(
-        f"- Preset tiny, with `report.title=Ours`, commit `cccccccccccc`: [report]({page})\n"
-    )
+    assert text.endswith(f"- Preset tiny, with `report.title=Ours`, commit `cccccccccccc`: [report]({page})\n")

@@ -22,13 +22,9 @@ if DEVICE == "pretend":
 @pytest.fixture(scope="session")
 def device() -> Iterator[str]:
     """The device under test, float32 in full precision and reproducible kernels on it."""
-    assert DEVICE != "cuda" or torch.cuda.is_available(), (
-        "no CUDA device; TEST_DEVICE=cpu runs the tests without"
-    )
+    assert DEVICE != "cuda" or torch.cuda.is_available(), "no CUDA device; TEST_DEVICE=cpu runs the tests without"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(
-            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # read at the first product; reproducible sums need it
+        patch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product; reproducible sums need it
         patch.setattr(torch.backends.cudnn, "allow_tf32", False)
         if DEVICE == "pretend":
             from tests.pretended.conftest import use_the_device

@@ -45,9 +45,7 @@ ENDS = (
 @pytest.fixture(scope="module")
 def network() -> nn.Module:
     with torch.device("meta"):
-        return FluxTransformer2DModel(
-            num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2
-        )
+        return FluxTransformer2DModel(num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2)
 
 
 def adapter() -> dict[str, Tensor]:
@@ -64,9 +62,7 @@ def damaged(weights: dict[str, Tensor], dice: random.Random) -> dict[str, Tensor
     weight = weights.pop(key)
     other = dice.randrange(7)
     if other == 0:
-        weights[key[: dice.randrange(len(key) + 1)] + dice.choice(ENDS) + key[dice.randrange(len(key)) :]] = (
-            weight
-        )
+        weights[key[: dice.randrange(len(key) + 1)] + dice.choice(ENDS) + key[dice.randrange(len(key)) :]] = weight
     elif other == 1:
         weights[key] = torch.ones([dice.randrange(5) for _ in range(dice.randrange(4))])
     elif other == 2:
@@ -92,9 +88,7 @@ def test_a_damaged_adapter(seed: int, network: nn.Module, tmp_path: Path) -> Non
         weights = damaged(weights, dice)
     for _ in range(dice.randrange(3)):
         settings[dice.choice(SETTINGS)] = dice.choice(VALUES)
-    text = json.dumps(
-        settings if of_peft else {f"transformer.{name}": value for name, value in settings.items()}
-    )
+    text = json.dumps(settings if of_peft else {f"transformer.{name}": value for name, value in settings.items()})
     if dice.random() < 0.2:
         text = text[: dice.randrange(len(text))]
     path = tmp_path / (PEFT_WEIGHTS if of_peft else WEIGHTS)

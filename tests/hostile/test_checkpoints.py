@@ -89,9 +89,7 @@ def test_a_pickle_in_place_of_a_file_is_not_run(name: str, by: str, given: Path)
 
 @PLACES
 @pytest.mark.parametrize("name", ["../../here/x", "/tmp/x", ".metadata", "part-0.safetensors\n", "notes", ""])
-def test_a_name_that_is_not_a_file_of_a_checkpoint_is_refused(
-    name: str, by: str, given: Path, caplog: Any
-) -> None:
+def test_a_name_that_is_not_a_file_of_a_checkpoint_is_refused(name: str, by: str, given: Path, caplog: Any) -> None:
     manifest = json.loads((given / NAME / MANIFEST).read_text())
     manifest["files"][name] = "0" * 8
     (given / NAME / MANIFEST).write_text(json.dumps(manifest))

@@ -125,9 +125,7 @@ WORDS = [
 def test_odd_overrides(seed: int) -> None:
     draw = random.Random(seed)
     for _ in range(60):
-        override = "".join(
-            draw.choice(WORDS[:8] if part == 0 else WORDS) for part in range(draw.randint(1, 6))
-        )
+        override = "".join(draw.choice(WORDS[:8] if part == 0 else WORDS) for part in range(draw.randint(1, 6)))
         refusal(lambda override=override: combinations([override]), ConfigError)
         made: list[dict[str, Any]] = []
         refusal(lambda o=override, to=made: to.append(overridden(RAW, [o], None, "p")), ConfigError)

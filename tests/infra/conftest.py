@@ -21,9 +21,7 @@ from tests.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
-def served(
-    tmp_path_factory: pytest.TempPathFactory, make_pipeline: Callable[[Path], Path]
-) -> Iterator[LocalPrefect]:
+def served(tmp_path_factory: pytest.TempPathFactory, make_pipeline: Callable[[Path], Path]) -> Iterator[LocalPrefect]:
     """The small pipeline, as `make serve` serves it."""
     root = make_pipeline(tmp_path_factory.mktemp("served"))
     with LocalPrefect(root=root, home=root / ".prefect", port=free_port()).running() as prefect:
@@ -37,9 +35,7 @@ def postgres() -> Iterator[tuple[str, str]]:
     It refuses to run as root, and could not read a folder of pytest's then: an account of the system runs it.
     """
     debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))  # not on the PATH there
-    programs = (
-        debian[-1].parent if debian else Path(shutil.which("postgres") or "postgres is not installed").parent
-    )
+    programs = debian[-1].parent if debian else Path(shutil.which("postgres") or "postgres is not installed").parent
     account = "postgres" if "postgres" in {entry.pw_name for entry in pwd.getpwall()} else "nobody"
     user: dict[str, Any] = {"user": account} if os.geteuid() == 0 else {}
     folder = Path(tempfile.mkdtemp(prefix="chunk-grpo-postgres-"))

@@ -146,9 +146,7 @@ def test_one_card_has_no_second_process() -> None:
 
 def test_published_scores_are_computed_by_the_benchmark() -> None:
     scorers = parse_params(composed(ROOT, "flux-dev")).scorers
-    own: Any = SimpleNamespace(
-        references={"imagereward": ROOT, "hpsv3": ROOT}, hpsv3_python=ROOT, root=ROOT, say=print
-    )
+    own: Any = SimpleNamespace(references={"imagereward": ROOT, "hpsv3": ROOT}, hpsv3_python=ROOT, root=ROOT, say=print)
     for kind in accept_steps.KINDS:
         *_, module, asked, first, folder = (words := accept_steps.reference(own, kind, scorers[kind]))[:6]
         assert (module, asked, first, folder) == ("benchmarks.reference_scores", kind, "--images", str(ROOT))
@@ -201,9 +199,7 @@ def test_a_stopped_call_leaves_a_page_that_says_so(
         return Found("pass", "not reached")
 
     steps = {"first": (lambda _: Found("pass", "Seen."), ()), "second": (stops, ()), "third": (stops, ())}
-    monkeypatch.setattr(
-        accept, "STOP", StopSignal()
-    )  # that of the process would end all later trainings of tests
+    monkeypatch.setattr(accept, "STOP", StopSignal())  # that of the process would end all later trainings of tests
     monkeypatch.setattr(accept, "STEPS", steps)
     monkeypatch.setattr(accept, "visible_cards", list)
     assert call("accept", ["--preset", "smoke", "--out", str(tmp_path)]) == 75
@@ -228,9 +224,7 @@ def test_a_reference_needs_a_known_kind_and_a_folder(capsys: pytest.CaptureFixtu
 def test_a_model_that_is_not_reachable_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     model = parse_params(composed(ROOT, "flux-dev")).model
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        DataError, match=r"model.checkpoint: black-forest-labs/FLUX.1-dev must be a folder, or"
-    ):
+    with pytest.raises(DataError, match=r"model.checkpoint: black-forest-labs/FLUX.1-dev must be a folder, or"):
         accept_steps.reach_model(model)
     accept_steps.reach_model(model.model_copy(update={"checkpoint": "assets/tiny-flux"}))
 

@@ -20,9 +20,7 @@ pytestmark = pytest.mark.slow
 STRING = "somebody:a-password-of-the-test"
 
 
-def test_server_requires_password_and_run_completes(
-    tmp_path: Path, make_pipeline: Callable[[Path], Path]
-) -> None:
+def test_server_requires_password_and_run_completes(tmp_path: Path, make_pipeline: Callable[[Path], Path]) -> None:
     root, port = make_pipeline(tmp_path / "root"), free_port()
     url = f"http://127.0.0.1:{port}/api"
     client = {"PREFECT_API_AUTH_STRING": STRING, "PREFECT_API_URL": url}
@@ -42,17 +40,13 @@ def test_server_requires_password_and_run_completes(
 
 def typed(root: Path, port: int, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A command typed in the folder of `make serve`, in a shell that knows its address alone."""
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "CHUNK_GRPO_"))
-    }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "CHUNK_GRPO_"))}
     url = {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
     command = [sys.executable, "-m", *words]
     return subprocess.run(command, cwd=root, env=kept | url | variables, capture_output=True, text=True)
 
 
-def test_commands_in_folder_find_generated_password(
-    tmp_path: Path, make_pipeline: Callable[[Path], Path]
-) -> None:
+def test_commands_in_folder_find_generated_password(tmp_path: Path, make_pipeline: Callable[[Path], Path]) -> None:
     root, port = make_pipeline(tmp_path / "root"), free_port()
     run = ["prefect", "deployment", "run", "chunk-grpo/full", "--watch"]
     params = ["--params", '{"preset": "smoke"}']
@@ -62,9 +56,7 @@ def test_commands_in_folder_find_generated_password(
         assert httpx.post(f"http://127.0.0.1:{port}/api/work_pools/filter", json={}).status_code == 401
         for words in (["infra.setup"], [*run, *params]):
             done = typed(root, port, *words)
-            assert done.returncode == 0, (
-                done.stdout + done.stderr + "(is this package installed anew? make tools)"
-            )
+            assert done.returncode == 0, done.stdout + done.stderr + "(is this package installed anew? make tools)"
         wrong = typed(root, port, "infra.setup", PREFECT_API_AUTH_STRING="a:b")
         assert "refuses access (status 401)" in wrong.stdout
         string = (home / AUTH).read_text().strip()

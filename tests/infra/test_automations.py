@@ -27,9 +27,7 @@ def impatient(served: LocalPrefect) -> Iterator[LocalPrefect]:
     """A server that takes runs for lost which do not run after some seconds."""
     with temporary_settings({PREFECT_API_URL: f"{served.url}/api"}), get_client(sync_client=True) as client:
         wanted = automations(AUTOMATIONS)
-        for automation, seconds in zip(
-            wanted[1:3], (10, 25), strict=True
-        ):  # the least that Prefect allows, and more
+        for automation, seconds in zip(wanted[1:3], (10, 25), strict=True):  # the least that Prefect allows, and more
             assert isinstance(automation.trigger, EventTrigger)
             automation.trigger.within = timedelta(seconds=seconds)
         set_up_automations(client, wanted)

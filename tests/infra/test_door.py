@@ -82,16 +82,12 @@ def test_a_proxy_is_let_in_by_the_origins_that_prefect_allows() -> None:
 def test_a_server_in_a_container_has_any_name_but_serves_no_foreign_page() -> None:
     assert gets_in("http", [("host", "server:4200")], loopback=False)
     assert gets_in("http", [("host", "server:4200"), ("origin", "http://server:4200")], loopback=False)
-    assert not gets_in(
-        "websocket", [("host", "server:4200"), ("origin", "http://evil.example")], loopback=False
-    )
+    assert not gets_in("websocket", [("host", "server:4200"), ("origin", "http://evil.example")], loopback=False)
 
 
 def test_a_refusal_says_the_rule_and_the_value_and_no_other_page_may_frame_an_answer() -> None:
     refused = answer("http", [("host", "evil.example")])
     assert b"Host must be a name of this server, got evil.example" in refused[1]["body"]
-    assert refused[0]["headers"] == [
-        (b"content-type", b"text/plain; charset=utf-8")
-    ]  # nothing for other origins
+    assert refused[0]["headers"] == [(b"content-type", b"text/plain; charset=utf-8")]  # nothing for other origins
     (allowed,) = answer("http", [("host", HOST)])
     assert (b"x-frame-options", b"DENY") in allowed["headers"]

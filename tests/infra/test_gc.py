@@ -42,19 +42,13 @@ def gc(checkout: Path, *options: str) -> int:
 @pytest.mark.parametrize("command", ["gc", "track"])
 def test_a_folder_that_is_no_clone(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(command, ["--checkout", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith(
-        f"error: {tmp_path}: must be a clone of the repository, for git and DVC"
-    )
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}: must be a clone of the repository, for git and DVC")
 
 
-def test_unreferenced_results_are_removed_and_reproducible(
-    checkout: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreferenced_results_are_removed_and_reproducible(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted((checkout / ".dvc/cache").rglob("*"))
     assert gc(checkout) == 0
-    assert (
-        ": 0 files, 0 bytes, would be removed\n`make gc DELETE=1` removes this.\n" in capsys.readouterr().out
-    )
+    assert ": 0 files, 0 bytes, would be removed\n`make gc DELETE=1` removes this.\n" in capsys.readouterr().out
     (checkout / "dvc.lock").unlink()
     assert gc(checkout) == 0
     said = capsys.readouterr().out
@@ -93,9 +87,7 @@ def test_experiment_of_a_run_keeps_its_results(
     lock, runs = (checkout / "dvc.lock").read_text(), [f"run-{number}" for number in range(2)]
     with ExitStack() as stack:
         made = [
-            stack.enter_context(
-                make_workspace(checkout, tmp_path, name, spec, Commands(), quiet, experiment=name)
-            )
+            stack.enter_context(make_workspace(checkout, tmp_path, name, spec, Commands(), quiet, experiment=name))
             for name in runs
         ]
         for each in made:
@@ -121,9 +113,7 @@ def test_experiment_of_a_run_keeps_its_results(
     assert ": 7 files, " in capsys.readouterr().out
 
 
-def test_nothing_is_removed_while_a_flow_run_uses_the_cache(
-    checkout: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_removed_while_a_flow_run_uses_the_cache(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (checkout / "dvc.lock").unlink()
     cache = cache_of(checkout)
     with cache_in_use(cache), cache_in_use(cache):

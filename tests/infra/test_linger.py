@@ -70,9 +70,7 @@ def test_containers_have_the_time_of_a_stop_as_the_documents_say() -> None:
         pod = rendered(template("kubernetes", pool))["job_manifest"]["spec"]["template"]["spec"]
         assert pod["terminationGracePeriodSeconds"] == CONTAINER_SECONDS
         (container,) = rendered(template("aws", pool))["task_definition"]["containerDefinitions"]
-        assert container["stopTimeout"] == (
-            CONTAINER_SECONDS if pool == "gpu" else 120
-        )  # the most of Fargate
+        assert container["stopTimeout"] == (CONTAINER_SECONDS if pool == "gpu" else 120)  # the most of Fargate
     services = yaml.safe_load((INFRA / "compose.yaml").read_text("utf-8"))["services"]
     for name in ("worker-cpu", "worker-gpu", "worker-gpu-without-gpu"):
         assert services[name]["stop_grace_period"] == f"{CONTAINER_SECONDS}s"

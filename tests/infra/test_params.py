@@ -79,9 +79,7 @@ def test_an_attention_backend_that_is_not_installed_is_found_before_the_first_st
     root: Path, capsys: pytest.CaptureFixture[str], backend: str, code: int
 ) -> None:
     file = root / "params.yaml"
-    file.write_text(
-        file.read_text("utf-8").replace("attention_backend: null", f"attention_backend: {backend}")
-    )
+    file.write_text(file.read_text("utf-8").replace("attention_backend: null", f"attention_backend: {backend}"))
     assert call("params", ["check"]) == code
     said = capsys.readouterr().err
     assert said.startswith("error: model.attention_backend: flash does not work") if code else not said

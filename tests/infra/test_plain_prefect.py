@@ -98,9 +98,7 @@ def test_a_run_completes(
             running.enter_context(worker(pool, tmp_path / "empty", environment))
         give_secret(prefect, "gpu", "AWS_SECRET_ACCESS_KEY", "of the block")
         run = start_run(prefect, preset="smoke")
-        wait_for(
-            lambda: has("AWS_SECRET_ACCESS_KEY", "of the block"), 300, "stage on pool gpu has the secret"
-        )
+        wait_for(lambda: has("AWS_SECRET_ACCESS_KEY", "of the block"), 300, "stage on pool gpu has the secret")
         wait_for(lambda: state(prefect, run)[0] in ("COMPLETED", "FAILED", "CRASHED"), 300, "run ended")
         assert state(prefect, run) == ("COMPLETED", 1), (tmp_path / "empty" / "cpu.log").read_text()
         deployments = ask(prefect, "deployments/filter")

@@ -53,9 +53,7 @@ def test_json_has_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
         (["--price", "2,5"], "argument --price: must be a number, got '2,5'"),
     ],
 )
-def test_an_option_that_is_no_number(
-    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_option_that_is_no_number(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         call("plan", options)
     assert capsys.readouterr().err.splitlines()[-1] == f"chunk-grpo plan: error: {said}"

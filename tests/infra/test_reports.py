@@ -66,9 +66,7 @@ def test_an_index_that_links_out_is_not_shown(folder: Path, port: int) -> None:
     assert "secret" not in ask(port, "/tiny/")[1]
 
 
-@pytest.mark.parametrize(
-    "path", ["/%00", "/../auth", "/..%2fauth", "/%2e%2e/auth", "/tiny/../../auth", "//../auth"]
-)
+@pytest.mark.parametrize("path", ["/%00", "/../auth", "/..%2fauth", "/%2e%2e/auth", "/tiny/../../auth", "//../auth"])
 def test_a_path_out_of_the_folder_is_not_found(port: int, path: str) -> None:
     assert ask(port, path)[0].status == 404
 

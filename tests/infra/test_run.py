@@ -165,9 +165,7 @@ def test_what_dvc_itself_refuses_is_the_last_line(folder: Path) -> None:
         ("anything else", 1, "DVC's lines are in"),
     ],
 )
-def test_a_refusal_of_dvc_has_its_exit_code_and_advice(
-    said: str, code: int, advice: str, tmp_path: Path
-) -> None:
+def test_a_refusal_of_dvc_has_its_exit_code_and_advice(said: str, code: int, advice: str, tmp_path: Path) -> None:
     log = tmp_path / "dvc.log"
     log.write_text(f"Running stage 'a':\nERROR: {said}\n", "utf-8")
     found, sentence = run.reason(None, log)
@@ -251,9 +249,7 @@ def test_a_second_run_leaves_the_first_ones_log_alone(
     monkeypatch.setattr(run, "_run", None)
     with locked(tmp_path / run.LOCK):
         assert call("run", []) == 75
-    assert capsys.readouterr().err.startswith(
-        f"error: {tmp_path}: another `chunk-grpo run` is active in this folder"
-    )
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}: another `chunk-grpo run` is active in this folder")
     assert (tmp_path / run.LOG).read_text() == "of the first"
 
 

@@ -238,9 +238,7 @@ def test_wrong_scorers(text: str, message: str, here: Path) -> None:
     assert message in " ".join(str(error.value).split())
 
 
-@pytest.mark.parametrize(
-    "file", sorted((ROOT / "conf" / "scorers").glob("*.yaml")), ids=lambda file: file.stem
-)
+@pytest.mark.parametrize("file", sorted((ROOT / "conf" / "scorers").glob("*.yaml")), ids=lambda file: file.stem)
 def test_every_file_of_scorers_can_be_named(file: Path) -> None:
     assert read_scorers(file.stem).scorers
 
@@ -251,9 +249,7 @@ def test_scorers_by_name() -> None:
     assert list(paper.scorers) == ["hpsv3", "imagereward", "pickscore"]
     assert read_scorers(str(ROOT / "conf" / "scorers" / "paper.yaml")) == paper
     assert "shapes-exact" in read_scorers(str(ROOT / "params.yaml")).scorers
-    with pytest.raises(
-        ConfigError, match=r"^--scorers: must be a YAML file or one of .*\bpaper, .* got 'papers'$"
-    ):
+    with pytest.raises(ConfigError, match=r"^--scorers: must be a YAML file or one of .*\bpaper, .* got 'papers'$"):
         read_scorers("papers")
 
 
@@ -262,9 +258,7 @@ def test_an_unknown_scorer_of_a_file(here: Path, capsys: pytest.CaptureFixture[s
     assert "--only: must be names of bright, got 'dark'" in capsys.readouterr().err
 
 
-def test_the_images_of_a_groupwise_scorer_have_one_size(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_images_of_a_groupwise_scorer_have_one_size(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module = f"judged_{here.name}"
     Path(f"{module}.py").write_text(
         "class Best:\n    groupwise = True\n    def score(self, images, prompts, metadata, groups):\n"
@@ -277,9 +271,7 @@ def test_the_images_of_a_groupwise_scorer_have_one_size(
     assert [row["value"] for row in rows()] == [2.0, 1.0, 2.0]
     images({"c.png": 3}, side=16)
     assert score() == 3
-    assert "must have one size, got (8, 8) of a.png and (16, 16) of c.png" in " ".join(
-        capsys.readouterr().err.split()
-    )
+    assert "must have one size, got (8, 8) of a.png and (16, 16) of c.png" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_standard_error_counts_prompts() -> None:
@@ -292,9 +284,7 @@ def test_the_standard_error_counts_prompts() -> None:
 
 
 @pytest.mark.parametrize("name", ["../made2/a.png", "../made/own.png", "/etc/hostname", "link.png"])
-def test_an_image_outside_the_folder_is_refused(
-    name: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_image_outside_the_folder_is_refused(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     images({"a.png": 1})
     (here / "made2").mkdir()
     (here / "made/a.png").rename(here / "made2/a.png")
@@ -327,10 +317,7 @@ def test_unscored_files_are_listed_in_one_line(here: Path, capsys: pytest.Captur
     Path("made/notes.txt").write_text("no image")
     lines(["one", "two"])
     assert score() == 0
-    assert (
-        "made: not scored, since no prompt names it or it is no image: notes.txt, sub\n"
-        in capsys.readouterr().err
-    )
+    assert "made: not scored, since no prompt names it or it is no image: notes.txt, sub\n" in capsys.readouterr().err
 
 
 def test_a_surplus_image_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

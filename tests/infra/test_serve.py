@@ -58,9 +58,7 @@ def web_server(answer: bytes) -> Iterator[int]:
 
 def test_used_port_error_tells_prefect_from_other_programs(home: Path) -> None:
     with web_server(b"true") as port:
-        assert f"port {port} is in use by a Prefect server, perhaps `make serve` of another" in refusal(
-            home, port
-        )
+        assert f"port {port} is in use by a Prefect server, perhaps `make serve` of another" in refusal(home, port)
     with web_server(b"<html>") as port:
         assert f"port {port} is in use by another program" in refusal(home, port)
     with socket.create_server(("127.0.0.1", 0)) as mute:

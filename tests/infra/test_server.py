@@ -57,9 +57,7 @@ def unchanged(served: LocalPrefect) -> Iterator[dict[str, Any]]:
     before = snapshot(served)
     yield before
     for pool in ("cpu", "gpu"):
-        limit, template = (
-            before["work_pools"][pool][key] for key in ("concurrency_limit", "base_job_template")
-        )
+        limit, template = (before["work_pools"][pool][key] for key in ("concurrency_limit", "base_job_template"))
         changes = {"is_paused": False, "concurrency_limit": limit, "base_job_template": template}
         ask(served, f"work_pools/{pool}", "PATCH", **changes)
     for automation in snapshot(served)["automations"].values():
@@ -128,9 +126,7 @@ def test_workers_of_another_clone_load_the_flows_from_there(
     for pool in ("cpu", "gpu"):
         served.process(f"worker-{pool}").suspend()
     environment = {
-        key: value
-        for key, value in served.environment.items()
-        if not key.startswith(("CHUNK_GRPO", "PREFECT"))
+        key: value for key, value in served.environment.items() if not key.startswith(("CHUNK_GRPO", "PREFECT"))
     } | {"PREFECT_API_URL": f"{served.url}/api"}
     try:
         with ExitStack() as workers:

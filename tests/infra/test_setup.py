@@ -136,9 +136,7 @@ def test_make_serve_reads_settings_from_environment(
     assert "secret" not in str(prefect.environment)
 
 
-def test_a_worker_needs_a_clone_of_the_repository_and_git(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_needs_a_clone_of_the_repository_and_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("dvc.yaml", "flows", ".git", ".dvc"):
         with pytest.raises(SetUpError, match=r"has no .*CHUNK_GRPO_REPOSITORY"):
             worker.check(tmp_path, "gpu")

@@ -250,9 +250,7 @@ def test_a_cancelled_job_saves_if_it_is_asked_to_and_not_by_a_plain_scancel(
     assert (checkout / "saved").exists() is saves
 
 
-def test_the_signal_before_the_time_limit_saves_and_queues_the_job_again(
-    cluster: Cluster, checkout: Path
-) -> None:
+def test_the_signal_before_the_time_limit_saves_and_queues_the_job_again(cluster: Cluster, checkout: Path) -> None:
     job = cluster.submit(checkout, 1, "bash", "-c", SAVES, options=["--time=2", "--signal=B:USR1@60"])
     state, output = cluster.ended(checkout, job, 240)
     assert (state, (checkout / "saved").exists()) == ("COMPLETED", True), output

@@ -12,9 +12,7 @@ from infra.local_prefect import LocalPrefect
 from infra.setup import SetUpError
 
 
-def test_server_start_failure_is_reported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_server_start_failure_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(prefect: LocalPrefect) -> None:
         raise SetUpError("server ended with 3; see server.log")
 

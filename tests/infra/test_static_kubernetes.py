@@ -113,9 +113,7 @@ def test_the_charts_make_what_the_manifests_expect() -> None:
 
     server = made("server", "prefect-server", "server")
     check(server)
-    (policy,) = [
-        e["spec"] for e in MANIFESTS if e["kind"] == "NetworkPolicy" and e["metadata"]["name"] == "server"
-    ]
+    (policy,) = [e["spec"] for e in MANIFESTS if e["kind"] == "NetworkPolicy" and e["metadata"]["name"] == "server"]
     (deployment,) = [each["spec"]["template"] for each in server if each["kind"] == "Deployment"]
     assert policy["podSelector"]["matchLabels"].items() <= deployment["metadata"]["labels"].items()
     environment = [each["name"] for each in deployment["spec"]["containers"][0]["env"]]

@@ -40,9 +40,7 @@ def test_the_kubernetes_worker_makes_a_job_that_fits_the_schema(made: dict[str, 
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_the_ecs_worker_makes_a_task_definition_that_fits_the_request(
-    made: dict[str, Any], pool: str
-) -> None:
+def test_the_ecs_worker_makes_a_task_definition_that_fits_the_request(made: dict[str, Any], pool: str) -> None:
     definition = made["definitions"][pool]
     assert request_errors(definition) == ""
     container = definition["containerDefinitions"][0]

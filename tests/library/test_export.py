@@ -24,12 +24,8 @@ from tests.families.conftest import disturb, options
 
 RISES = {
     "tuned": {"shapes-exact": {"mean": 0.5, "difference": 0.25, "low": 0.125, "high": 0.375, "size": 0.5}},
-    "hybrid": {
-        "shapes-exact": {"mean": 0.125, "difference": -0.125, "low": None, "high": None, "size": -0.2}
-    },
-    "small": {
-        "shapes-exact": {"mean": 0.2504, "difference": 0.0004, "low": 0.0003, "high": 0.0005, "size": 0.01}
-    },
+    "hybrid": {"shapes-exact": {"mean": 0.125, "difference": -0.125, "low": None, "high": None, "size": -0.2}},
+    "small": {"shapes-exact": {"mean": 0.2504, "difference": 0.0004, "low": 0.0003, "high": 0.0005, "size": 0.01}},
 }
 """As in summary.json of a report; null: no interval."""
 
@@ -43,9 +39,7 @@ def run(finished: Workspace, tmp_path: Path) -> Workspace:
     copied = Workspace(tmp_path / "run")
     adapter = {"rank": 3, "alpha": 6.0, "targets": ["to_q", "proj_out"]}
     ran_with(copied, lambda raw: raw["train"].update(lora=adapter))
-    family = FluxFamily.load(
-        LoadOptions(str(ROOT / "assets/tiny-flux"), height=32, width=32), ("transformer",)
-    )
+    family = FluxFamily.load(LoadOptions(str(ROOT / "assets/tiny-flux"), height=32, width=32), ("transformer",))
     family.prepare_training(options(rank=3, targets=("to_q", "proj_out")), seed=0)
     disturb(family)
     folder = copied.root / POLICY.format(VARIANT, seed(copied))
@@ -79,9 +73,7 @@ def test_the_files_and_their_card(run: Workspace, tmp_path: Path) -> None:
     trained = run.root / POLICY.format(VARIANT, seed(run)) / "pytorch_lora_weights.safetensors"
     assert (tmp_path / "diffusers" / trained.name).read_bytes() == trained.read_bytes()
     name = f"{VARIANT}-seed-{seed(run)}.safetensors"
-    alphas = [
-        value for key, value in load_file(tmp_path / "comfyui" / name).items() if key.endswith(".alpha")
-    ]
+    alphas = [value for key, value in load_file(tmp_path / "comfyui" / name).items() if key.endswith(".alpha")]
     assert {float(value) for value in alphas} == {6.0}
     FluxTransformer2DModel.from_pretrained(tmp_path / "merged")
     for kind in ("diffusers", "comfyui", "merged"):

@@ -137,9 +137,7 @@ def test_a_training_that_was_interrupted_goes_on_to_the_same_bytes(train, tmp_pa
         train(tmp_path / "part", Reward, seed=1)
     with pytest.raises(DataError, match="of another computation"):
         train(tmp_path / "part", Reward, profile=[0.8, 0.1, 0.1])
-    assert bytes_of(whole) == {
-        path.name: path.read_bytes() for path in (tmp_path / "part/transformer").iterdir()
-    }
+    assert bytes_of(whole) == {path.name: path.read_bytes() for path in (tmp_path / "part/transformer").iterdir()}
 
 
 def test_chunks_are_drawn_by_the_weights_of_the_profile(train, tmp_path, monkeypatch):

@@ -67,9 +67,7 @@ def test_a_name_of_another_form(hub, tmp_path, capsys) -> None:
 
 
 def test_a_namespace_of_others_keeps_the_folder(hub, tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(
-        Hub, "failure", httpx.HTTPError("403 Forbidden: no rights to create a model under ann")
-    )
+    monkeypatch.setattr(Hub, "failure", httpx.HTTPError("403 Forbidden: no rights to create a model under ann"))
     assert pushed(tmp_path / "out", "ann/policy") == 3
     message = capsys.readouterr().err
     assert "403 Forbidden" in message and "ann must be you or an organisation of yours" in message

@@ -81,9 +81,6 @@ def test_a_scorer_gets_as_many_images_as_it_takes_at_once(
 
 @pytest.mark.parametrize(("refused", "rest"), [(50, ""), (51, "\n  and 1 more")])
 def test_fifty_refused_images_are_listed(refused: int, rest: str) -> None:
-    rows = [
-        {"mode": "tuned", "train_seed": 0, "prompt_id": "p", "sample": n, "refusal": "no"}
-        for n in range(refused)
-    ]
+    rows = [{"mode": "tuned", "train_seed": 0, "prompt_id": "p", "sample": n, "refusal": "no"} for n in range(refused)]
     said = str(too_many_refused("judge", rows, 100, 0.1, {"p": {"prompt": "a cat"}}))
     assert said.endswith(f"'a cat'), sample 49: no{rest}")

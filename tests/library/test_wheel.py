@@ -31,9 +31,7 @@ def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
     code = start + "\n".join(blocks)
     (empty / "example.py").write_text(code)
     environment = os.environ | {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "example.py"], cwd=empty, env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "example.py"], cwd=empty, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"[+-]0\.\d{3} \([+-]0\.\d{3} to [+-]0\.\d{3}\)\n", done.stdout)
     assert (empty / "policy" / "transformer" / "config.json").is_file()

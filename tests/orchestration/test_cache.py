@@ -39,9 +39,7 @@ def test_unfinished_entries_and_empty_folders_go_and_finished_ones_stay(tmp_path
     assert [path.name for each in (both, whole) for path in each.iterdir()] == ["cc", "cc"]
 
 
-@pytest.mark.parametrize(
-    "left", ["", pytest.param(".x.tmp", marks=pytest.mark.slow)], ids=["nothing", "half"]
-)
+@pytest.mark.parametrize("left", ["", pytest.param(".x.tmp", marks=pytest.mark.slow)], ids=["nothing", "half"])
 def test_dvc_runs_a_stage_whose_entry_was_not_written(tmp_path: Path, left: str) -> None:
     """And fails before that: when it no longer does, none of this is needed."""
 

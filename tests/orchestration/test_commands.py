@@ -35,7 +35,5 @@ def test_a_signal_is_added_to_128(tmp_path: Path) -> None:
 def test_a_failure_of_dvc_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         dvc(tmp_path, "push")
-    assert str(caught.value).startswith(
-        f"dvc push failed in {tmp_path}: you are not inside of a DVC repository"
-    )
+    assert str(caught.value).startswith(f"dvc push failed in {tmp_path}: you are not inside of a DVC repository")
     assert "\n" not in str(caught.value) and str(caught.value).endswith("and run the same command again.")

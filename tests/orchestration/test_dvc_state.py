@@ -107,9 +107,7 @@ def test_another_user_cannot_enter(pipeline: Path, own: Path) -> None:
     place = state(pipeline)
     place.mkdir(parents=True, exist_ok=True)
     command = ["mv", str(place), f"{place}-taken"]
-    taken = subprocess.run(
-        command, user=65534, group=65534, extra_groups=[], capture_output=True, check=False
-    )
+    taken = subprocess.run(command, user=65534, group=65534, extra_groups=[], capture_output=True, check=False)
     assert taken.returncode != 0
     assert b"denied" in taken.stderr
     assert place.is_dir()

@@ -20,10 +20,7 @@ OF_S3 = ": An error occurred ({}) when calling the PutObject operation: "
 
 REFUSED = (
     OF_DVC + "Forbidden: An error occurred (403) when calling the HeadObject operation: Forbidden",
-    *(
-        OF_DVC + OF_S3.format(code)
-        for code in ("NoSuchBucket", "SignatureDoesNotMatch", "InvalidAccessKeyId")
-    ),
+    *(OF_DVC + OF_S3.format(code) for code in ("NoSuchBucket", "SignatureDoesNotMatch", "InvalidAccessKeyId")),
     OF_DVC + "Access Denied." + OF_S3.format("AccessDenied"),
     OF_DVC + "Unable to locate credentials",
     OF_DVC + "The config profile (nobody) could not be found",

@@ -188,9 +188,7 @@ def test_results_of_an_earlier_run_that_the_cache_lacks_are_missing(finished_pip
 
 
 @pytest.mark.slow
-def test_models_are_kept_and_never_trained_again(
-    finished_pipeline: Path, tmp_path: Path, shell: Shell
-) -> None:
+def test_models_are_kept_and_never_trained_again(finished_pipeline: Path, tmp_path: Path, shell: Shell) -> None:
     """Whatever has changed since: the code, the prompts, even the command."""
     pipeline = finished_pipeline
     commit_and_remote(pipeline, tmp_path / "remote", shell)
@@ -235,9 +233,7 @@ def test_adopts_outputs_of_other_workspace_over_older_cache_entry(
 
 
 @pytest.mark.slow
-def test_dvc_lock_does_not_depend_on_the_order_in_which_stages_ran(
-    finished_pipeline: Path, shell: Shell
-) -> None:
+def test_dvc_lock_does_not_depend_on_the_order_in_which_stages_ran(finished_pipeline: Path, shell: Shell) -> None:
     pipeline = finished_pipeline
     other = another_clone(pipeline, shell)
     for stage in ("prepare", "train@b", "train@a", "report"):
@@ -313,9 +309,7 @@ def test_a_killed_stage_is_reported_as_killed(
         pytest.param("exception", False, marks=pytest.mark.slow),
     ],
 )
-def test_ending_leaves_no_process(
-    trainable: Path, how: str, deaf: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ending_leaves_no_process(trainable: Path, how: str, deaf: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception in here, as Prefect raises on SIGTERM, or `stop` from another thread: not even a deaf one stays."""
     monkeypatch.setattr(pipeline, "stop_seconds", lambda: 1.0)
     monkeypatch.setattr(pipeline, "STOP_MARGIN", 0.0)

@@ -99,9 +99,7 @@ def test_variants_of_one_preset_run_at_the_size_of_another(root: Path) -> None:
         ("tiny-sd3", "draws", r"conf/preset/tiny-sd3.yaml with conf/variants/draws.yaml: .*plan: must be a name in"),
     ],
 )  # fmt: skip
-def test_variants_that_do_not_fit_change_nothing(
-    preset: str, variants: str, message: str, root: Path
-) -> None:
+def test_variants_that_do_not_fit_change_nothing(preset: str, variants: str, message: str, root: Path) -> None:
     before = (root / "params.yaml").read_bytes()
     with pytest.raises(ConfigError, match=f"(?s){message}"):
         replace_params(root, preset, force=True, variants=variants)
@@ -132,7 +130,5 @@ class TestCombinations:
             combinations([override])
 
     def test_a_single_run_refuses_several_values(self) -> None:
-        with pytest.raises(
-            ConfigError, match=r"train.iterations=1,2: has several values.*chunk-grpo/ablations"
-        ):
+        with pytest.raises(ConfigError, match=r"train.iterations=1,2: has several values.*chunk-grpo/ablations"):
             overridden(composed(ROOT, "smoke"), ["train.iterations=1,2"], None, "preset smoke")

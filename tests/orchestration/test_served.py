@@ -23,15 +23,11 @@ def test_password_file_is_created_once_for_owner_only(tmp_path: Path) -> None:
 def test_rejects_password_file_readable_by_others(tmp_path: Path, mode: int) -> None:
     kept_string(tmp_path)
     (tmp_path / AUTH).chmod(mode)
-    with pytest.raises(
-        ConfigError, match=f"with mode 0600, got user .* and mode {mode:04o}: .* remove the file"
-    ):
+    with pytest.raises(ConfigError, match=f"with mode 0600, got user .* and mode {mode:04o}: .* remove the file"):
         kept_string(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"\n", b"password", b"a:b c", b"a:b\nc:d", "a:ü".encode(), b"a:\xff"]
-)
+@pytest.mark.parametrize("content", [b"", b"\n", b"password", b"a:b c", b"a:b\nc:d", "a:ü".encode(), b"a:\xff"])
 def test_rejects_damaged_password_file(tmp_path: Path, content: bytes) -> None:
     kept_string(tmp_path)
     (tmp_path / AUTH).write_bytes(content)

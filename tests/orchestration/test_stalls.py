@@ -106,9 +106,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     return run
 
 
-def test_stall_and_its_end_are_reported_once(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stall_and_its_end_are_reported_once(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(stalls.END_STALLED, raising=False)
     monkeypatch.setattr(stalls, "_WARN_AFTER", 3.0)
     warnings: list[str] = []
@@ -122,9 +120,7 @@ def test_stall_and_its_end_are_reported_once(
     assert warnings[1] == "train@chunk-0 continues."
 
 
-def test_a_stalled_training_is_ended_if_the_environment_says_so(
-    train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stalled_training_is_ended_if_the_environment_says_so(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(stalls.END_STALLED, "3")
     warnings: list[str] = []
     with pytest.raises(StageFailed, match="train@chunk-0 stalls: no new iteration") as caught:

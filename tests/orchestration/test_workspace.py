@@ -38,9 +38,7 @@ def run(folder: Path, stage: str) -> str:
     return Pipeline(folder, Commands()).run(stage, quiet).outcome
 
 
-def test_clone_has_the_commit_and_reports_uncommitted_edits(
-    pipeline: Path, tmp_path: Path, shell: Shell
-) -> None:
+def test_clone_has_the_commit_and_reports_uncommitted_edits(pipeline: Path, tmp_path: Path, shell: Shell) -> None:
     first = resolved(pipeline, "HEAD")
     shell(pipeline, "git", "commit", "--quiet", "--allow-empty", "--message", "second")
     assert resolved(clone_of(pipeline, tmp_path / "old", "HEAD~1"), "HEAD") == first
@@ -65,14 +63,10 @@ def test_commit_of_working_tree_leaves_it_unchanged(pipeline: Path, tmp_path: Pa
     shell(pipeline, "git", "add", "params.yaml")
     (removed,) = [name for name in shell(pipeline, "git", "ls-files").split() if name == "dvc.yaml"]
     (pipeline / removed).unlink()
-    before = [
-        shell(pipeline, "git", *words)
-        for words in (("status", "--short"), ("branch", "-av"), ("stash", "list"))
-    ]
+    before = [shell(pipeline, "git", *words) for words in (("status", "--short"), ("branch", "-av"), ("stash", "list"))]
     commit = commit_of_working_tree(pipeline)
     assert [
-        shell(pipeline, "git", *words)
-        for words in (("status", "--short"), ("branch", "-av"), ("stash", "list"))
+        shell(pipeline, "git", *words) for words in (("status", "--short"), ("branch", "-av"), ("stash", "list"))
     ] == before
     clone = tmp_path / "runs/one"
     make_clone(pipeline, commit, clone)
@@ -86,9 +80,7 @@ def test_commit_of_working_tree_leaves_it_unchanged(pipeline: Path, tmp_path: Pa
     assert not is_of_working_tree(clone, "HEAD~1")
 
 
-def test_a_commit_that_a_checkout_lacks_comes_from_its_origin(
-    pipeline: Path, tmp_path: Path, shell: Shell
-) -> None:
+def test_a_commit_that_a_checkout_lacks_comes_from_its_origin(pipeline: Path, tmp_path: Path, shell: Shell) -> None:
     """A worker's checkout may be older than that of the machine where a run begins."""
     shell(tmp_path, "git", "clone", "--quiet", str(pipeline), "worker")
     shell(pipeline, "git", "commit", "--quiet", "--allow-empty", "--message", "newer")
@@ -168,9 +160,7 @@ def test_another_specification_has_another_digest_on_every_machine() -> None:
 
 
 @pytest.mark.slow
-def test_what_was_pushed_is_not_pushed_again(
-    pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_pushed_is_not_pushed_again(pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pushes: list[Path] = []
     monkeypatch.setattr(Pipeline, "push", lambda self, log: pushes.append(self.root))
     spec = RunSpec(commit=resolved(pipeline, "HEAD"), preset="tiny")

@@ -124,8 +124,6 @@ def test_what_is_left_out_of_the_dry_run_changes_no_count(
 ) -> None:
     params = edited(FLUX, train=change | {"kl_coef": 0.04})
     found, plain = of(params, "chunk"), dry_run._plain
-    monkeypatch.setattr(
-        dry_run, "_plain", lambda *args: {k: v for k, v in plain(*args).items() if k not in change}
-    )
+    monkeypatch.setattr(dry_run, "_plain", lambda *args: {k: v for k, v in plain(*args).items() if k not in change})
     again = of(params, "chunk")
     assert again == found and again is not found

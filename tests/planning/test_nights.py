@@ -49,9 +49,7 @@ def test_the_numbers_of_one_card_are_those_of_the_plan() -> None:
 
 def test_the_numbers_of_several_cards_are_those_of_the_plan() -> None:
     page = (ROOT / "docs" / "deploy.md").read_text("utf-8")
-    columns = [
-        cells(plan(preset("flux-dev"), gpus, machines=machines)) for gpus, machines in ((8, 1), (32, 4))
-    ]
+    columns = [cells(plan(preset("flux-dev"), gpus, machines=machines)) for gpus, machines in ((8, 1), (32, 4))]
     assert "| preset | `flux-dev` | `flux-dev` |" in page
     for row in columns[0]:
         label = "the preset, 3 trainings" if row == "hours" else row

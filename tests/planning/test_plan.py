@@ -125,9 +125,7 @@ def test_guidance_evaluates_twice() -> None:
     assert costs["plain"].traffic.bytes < cost.traffic.bytes < costs["two"].traffic.bytes
     assert constant.memory[2].parts["activations"] == pytest.approx(update["plain"], rel=0.02)
     assert not any("wait for" in text for text in levels(constant, "costs"))
-    generate = {
-        name: next(s.flop for s in each.stages if s.name == "generate") for name, each in found.items()
-    }
+    generate = {name: next(s.flop for s in each.stages if s.name == "generate") for name, each in found.items()}
     assert generate["one"] > 1.9 * generate["plain"]
 
 
@@ -136,9 +134,7 @@ def test_memory_of_shards() -> None:
     update = training_phases(settings(FLUX, 8), "dance")[2].parts
     shard = 4 * WEIGHTS / 8
     assert (update["weights"], update["gradients"], update["AdamW"]) == (shard, shard, 2 * shard)
-    assert update["scorers"] / GIB == pytest.approx(
-        14.4 + 1.7, abs=0.1
-    )  # HPSv3 in bfloat16, ImageReward in float32
+    assert update["scorers"] / GIB == pytest.approx(14.4 + 1.7, abs=0.1)  # HPSv3 in bfloat16, ImageReward in float32
 
 
 @pytest.mark.parametrize(
@@ -201,12 +197,8 @@ def test_memory_error_names_largest_part() -> None:
     """
     found = plan(edited(preset("flux-dev"), train={"prompts_per_iteration": 2}), 1)
     (first, *_) = levels(found, "cannot")
-    assert first.startswith(
-        "optimiser's step does not fit 80 GB: 161.9 GiB too much, most of it AdamW (88.7 GiB)"
-    )
-    assert (
-        "; use train.lora (up to 155.2 GiB), more GPUs with train.shard_weights (up to 88.7 GiB), " in first
-    )
+    assert first.startswith("optimiser's step does not fit 80 GB: 161.9 GiB too much, most of it AdamW (88.7 GiB)")
+    assert "; use train.lora (up to 155.2 GiB), more GPUs with train.shard_weights (up to 88.7 GiB), " in first
     assert "train.prompts_per_iteration" not in first  # 0.1 GiB
     assert summary(found).startswith(f"1 x H100 of 80 GB: no, {first}. If it did: ")
 
@@ -330,9 +322,7 @@ def test_another_family() -> None:
     Conditioning is 77 tokens of CLIP and 256 of T5, 4096 wide, and 2048 pooled values.
     """
     model = {"family": "sd3", "checkpoint": "stabilityai/stable-diffusion-3.5-medium", "revision": None}
-    params = edited(
-        preset("flux-dev"), model={**model, "max_sequence_length": 256}, sampling={"cfg_scale": 4.5}
-    )
+    params = edited(preset("flux-dev"), model={**model, "max_sequence_length": 256}, sampling={"cfg_scale": 4.5})
     found = plan(params, 8)
     assert found.weights == 2_243_171_520 and found.fits
     assert found.memory[2].parts["weights"] == 4 * (found.weights / 8 + 384**2 * 1536)
@@ -359,9 +349,7 @@ def test_optimizers() -> None:
     assert steps["adamw-fused"]["AdamW"] == 8 * shard
     assert steps["adamw-8bit"]["AdamW"] == pytest.approx(2 * (1 + 4 / 256) * shard, rel=2e-3)
     lora = settings(edited(FLUX, train={"lora": LORA, "optimizer": "adamw-8bit"}), 1)
-    assert lora.optimizer_bytes == pytest.approx(
-        (2 * (1 + 4 / 256) + 8) / 2, rel=1e-9
-    )  # half its rows are 32 long
+    assert lora.optimizer_bytes == pytest.approx((2 * (1 + 4 / 256) + 8) / 2, rel=1e-9)  # half its rows are 32 long
 
 
 def test_offloaded_parts() -> None:
@@ -376,8 +364,6 @@ def test_offloaded_parts() -> None:
     assert saved == plain.memory[3].bytes - away.memory[3].bytes
     assert plain.memory[1] == away.memory[1]
     assert away.storage.host - plain.storage.host == pytest.approx(8 * saved)
-    elsewhere = {
-        "hpsv3": {"kind": "http", "url": "http://server:1", "token_variable": None, "timeout_seconds": 60.0}
-    }
+    elsewhere = {"hpsv3": {"kind": "http", "url": "http://server:1", "token_variable": None, "timeout_seconds": 60.0}}
     served = plan(edited(flux, train={"offload": ("scorers",)}, executors=elsewhere), 8)
     assert max(phase.bytes for phase in served.memory[:4]) < 34 * GIB

@@ -28,9 +28,7 @@ def test_a_quantised_base() -> None:
     assert sizes == pytest.approx({None: 2, "int8": 1.01, "float8": 1.01, "nf4": 0.53}, abs=0.02)
     assert not any("base_precision" in text for text in levels(plan(night, 1, memory_gb=16), "cannot"))
     bare = plan(edited(night, train={"gradient_checkpointing": False}), 1)
-    assert any(
-        "base_precision: int8 without train.gradient_checkpointing" in t for t in levels(bare, "costs")
-    )
+    assert any("base_precision: int8 without train.gradient_checkpointing" in t for t in levels(bare, "costs"))
 
 
 @pytest.mark.parametrize(("precision", "size"), [("int8", 8.79), ("float8", 8.79), ("nf4", 5.56)])

@@ -40,9 +40,7 @@ def test_embeddings(finished: Workspace, smoke: Settings) -> None:
     """Bytes of a row; the evaluation prompts of smoke are all distinct, so they have a row each."""
     folder = finished.artifacts / "embeddings"
     for split in ("training", "profile", "evaluation"):
-        files = [
-            p for p in folder.rglob("shard-*.safetensors") if p.relative_to(folder).parts[0].startswith(split)
-        ]
+        files = [p for p in folder.rglob("shard-*.safetensors") if p.relative_to(folder).parts[0].startswith(split)]
         rows = 0
         for file in files:
             with safe_open(file, "np") as stored:
@@ -93,9 +91,7 @@ def test_each_average_is_a_copy_of_the_trained_weights() -> None:
     found = []
     for decay, averages in ((None, {}), (None, {"sampling_average": {}}), (0.9, {"sampling_average": {}})):
         params = edited(preset("tiny"), train={"ema_decay": decay})
-        found.append(
-            settings(with_variant(params, objective="step", plan="step", likelihood="nft", **averages))
-        )
+        found.append(settings(with_variant(params, objective="step", plan="step", likelihood="nft", **averages)))
     copies = [checkpoint_bytes(each) - checkpoint_bytes(found[0]) for each in found]
     assert copies == [0, 4 * found[0].network.trained_weights, 8 * found[0].network.trained_weights]
     assert [averages_of(each, next(iter(each.params.variants))) for each in found] == [0, 1, 2]
@@ -120,9 +116,7 @@ def test_objects(finished: Workspace, smoke: Settings) -> None:
     # An object each: records of code, of variants and of compared policies, specs, chunks of plans and variants,
     # policies, curves, images.
     folders = 3 + 1 + 2 + 2 * variants + (1 + variants)
-    of_variant = (
-        3 + 2 + 1 + 2 + 2
-    )  # policy and metrics, curves, timings, images, manifests of train and generate
+    of_variant = 3 + 2 + 1 + 2 + 2  # policy and metrics, curves, timings, images, manifests of train and generate
     of_scores = 2 * ((1 + variants) * scorers - 2)  # scores and manifests of those not run
     planned = objects_of(smoke) - prompt_objects(smoke)
     assert planned == written + folders + of_variant + of_scores
@@ -141,12 +135,7 @@ def test_prompts_that_are_drawn() -> None:
         params = edited(tiny, train={"seeds": seeds, "iterations": iterations, "prompts_per_iteration": count,
                                      "updates_per_iteration": 1})  # fmt: skip
         total = params.prompts.train_count
-        met = {
-            row
-            for seed in seeds
-            for n in range(iterations)
-            for row in prompts_of_iteration(n, count, total, seed)
-        }
+        met = {row for seed in seeds for n in range(iterations) for row in prompts_of_iteration(n, count, total, seed)}
         assert prompts_of(params).used == len(met)
     assert 80 < prompts_of(params).used < 160  # the seeds meet the same prompts in part
 

@@ -11,9 +11,7 @@ from tests.pretended.device import DEVICE, WAITS, PretendedTensor
     [
         lambda x: x + torch.ones(3),
         lambda x: torch.cat([x, torch.ones(3)]),
-        lambda x: torch.stack(
-            [x[0], torch.tensor(1.0)]
-        ),  # only kernels for single numbers take the CPU's scalars
+        lambda x: torch.stack([x[0], torch.tensor(1.0)]),  # only kernels for single numbers take the CPU's scalars
         lambda x: x @ torch.ones(3),
         lambda x: torch.ones(3)[x.long()],
         lambda x: torch.nn.functional.linear(x, torch.ones(2, 3)),
@@ -64,9 +62,7 @@ def test_a_network_trains_as_on_the_cpu(autocast: bool) -> None:
     weights = {}
     for device in ("cpu", "pretend"):
         torch.manual_seed(0)
-        network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 1)).to(
-            device
-        )
+        network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 1)).to(device)
         assert all(isinstance(weight, torch.nn.Parameter) for weight in network.parameters())
         optimizer, x = torch.optim.AdamW(network.parameters()), torch.randn(16, 4).to(device)
         for _ in range(2):
@@ -76,7 +72,5 @@ def test_a_network_trains_as_on_the_cpu(autocast: bool) -> None:
             found.float().square().mean().backward()
             optimizer.step()
         weights[device] = [weight.detach().cpu() for weight in network.parameters()]
-        assert all(isinstance(weight, PretendedTensor) for weight in network.parameters()) == (
-            device == "pretend"
-        )
+        assert all(isinstance(weight, PretendedTensor) for weight in network.parameters()) == (device == "pretend")
     assert all(map(torch.equal, weights["cpu"], weights["pretend"]))

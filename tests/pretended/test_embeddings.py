@@ -110,18 +110,14 @@ def test_embedding_count_matches_plan(
     negative = None if cfg_scale == 1 else NegativePrompt({name: t[:1] for name, t in tensors.items()})
     stored = replace(prompts, conditioning=StoredConditioning(Files(tensors), range(len(prompts)), negative))
     reward = shapes_reward({"shapes-graded": 1.0, "shapes-vivid": 0.6})
-    data = TrainingData(
-        stored.rows(range(5)), stored.rows([5, 6]), reward, shapes_reward({"shapes-exact": 1.0})
-    )
+    data = TrainingData(stored.rows(range(5)), stored.rows([5, 6]), reward, shapes_reward({"shapes-exact": 1.0}))
     monkeypatch.setattr(Conditioning, "__init__", made)
     monkeypatch.setattr(Update, "accumulate_gradient", updated)
     paths = RunPaths(tmp_path, "test", tmp_path / "logs", "it", ())
     Trainer(family, data, method_of(params), params.train, 0, paths).run(lambda: False)
 
     row = sum(tensor[0].nbytes for tensor in tensors.values())
-    settings: Any = SimpleNamespace(
-        network=SimpleNamespace(text_bytes=row), guided=1 if cfg_scale == 1 else 2
-    )
+    settings: Any = SimpleNamespace(network=SimpleNamespace(text_bytes=row), guided=1 if cfg_scale == 1 else 2)
     for phase, images in (("rollout", BATCH), ("update", MICRO)):
         planned = embeddings_of_pass(settings, images, backward=phase == "update")
         assert images * row <= held.most[phase] <= planned <= 2 * held.most[phase]

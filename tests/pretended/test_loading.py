@@ -19,9 +19,7 @@ TYPES = (torch.float32, torch.bfloat16)
 
 def state(family: DiffusersFamily) -> dict[str, Tensor]:
     """All parameters and buffers, those that no file has too."""
-    networks = {
-        name: part for name, part in family._pipeline.components.items() if isinstance(part, nn.Module)
-    }
+    networks = {name: part for name, part in family._pipeline.components.items() if isinstance(part, nn.Module)}
     return {
         f"{part}.{name}": tensor.detach()
         for part, network in networks.items()

@@ -48,9 +48,7 @@ def test_offloaded_parts_are_on_expected_device(
         def call(self: Any, *arguments: Any, **options: Any) -> Any:
             if isinstance(self, FluxFamily):
                 decoders.append(self._pipeline.vae)
-            on_device = [
-                isinstance(next(part.parameters()), PretendedTensor) for part in (decoders[0], network)
-            ]
+            on_device = [isinstance(next(part.parameters()), PretendedTensor) for part in (decoders[0], network)]
             places.setdefault(what, set()).add((on_device[0], on_device[1]))
             return function(self, *arguments, **options)
 

@@ -17,9 +17,7 @@ from chunk_grpo.config.models import BasePrecision
 from tests.conftest import ORDER, ROOT, Workspace, new_workspace
 from tests.families.checkpoint_flux import random_pipeline
 
-METHODS: dict[str, dict[str, Any]] = YAML(typ="safe").load(ROOT / "conf" / "variants" / "methods.yaml")[
-    "variants"
-]
+METHODS: dict[str, dict[str, Any]] = YAML(typ="safe").load(ROOT / "conf" / "variants" / "methods.yaml")["variants"]
 PLANS: dict[str, dict[str, Any]] = {
     "step": {"kind": "step"},
     "listed": {"kind": "listed", "sizes": [1, 1, 2, 2]},
@@ -93,9 +91,7 @@ def test_stages(prepared: Workspace, waits: dict[str, Counter[str]]) -> None:
     assert few(waits), waits
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in OWN_WAY else pytest.param(n, marks=pytest.mark.slow) for n in METHODS]
-)
+@pytest.mark.parametrize("name", [n if n in OWN_WAY else pytest.param(n, marks=pytest.mark.slow) for n in METHODS])
 def test_methods(name: str, prepared: Workspace, waits: dict[str, Counter[str]]) -> None:
     trained = replace(prepared, variant=name)
     for stage in ("chunk_boundaries", "train"):
@@ -105,9 +101,7 @@ def test_methods(name: str, prepared: Workspace, waits: dict[str, Counter[str]])
     assert few(waits, 2 if evaluates_old else 1, predicted), waits
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in RARE else n for n in SETTINGS]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in RARE else n for n in SETTINGS])
 def test_settings(name: str, prepared: Workspace, waits: dict[str, Counter[str]], tmp_path: Path) -> None:
     shutil.copytree(prepared.root, tmp_path / "copy")
     trained = Workspace(tmp_path / "copy", variant="chunk")

@@ -55,9 +55,7 @@ def test_the_first_network_is_the_toy_flux_with_one_pooled_vector_for_all_texts(
     changed = [name for name, value in network.state_dict().items() if not torch.equal(value, before[name])]
     assert changed == [f"time_text_embed.text_embedder.linear_2.{name}" for name in ("weight", "bias")]
     family = FluxFamily.load(LoadOptions(str(SHIPPED), **SIZES), parts=("text",))
-    pooled = family.encode([spec for spec in captions() if "shape" not in spec and "like" not in spec])[
-        "pooled"
-    ]
+    pooled = family.encode([spec for spec in captions() if "shape" not in spec and "like" not in spec])["pooled"]
     with torch.no_grad():
         own, theirs = (each.time_text_embed.text_embedder(pooled) for each in (network, shipped))
     assert torch.equal(own, own[:1].expand_as(own))

@@ -77,9 +77,7 @@ def weights(toy: Toy) -> bytes:
     return (toy.phase_folder("sd3") / "diffusion_pytorch_model.safetensors").read_bytes()
 
 
-def test_a_stopped_phase_goes_on_and_the_result_is_a_pipeline(
-    begun: Toy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_phase_goes_on_and_the_result_is_a_pipeline(begun: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     transformer.train(begun, "sd3")
     whole = weights(begun)
     with monkeypatch.context() as patch:

@@ -88,10 +88,7 @@ SPACES, CHARACTER = "whitespace around the prompt", "invalid characters"
     ("prompts", "rule", "kept", "finding"),
     [
         *((["a", f"a{c}b"], {"characters": "drop"}, ["a"], (CHARACTER, "drop", (2,))) for c in CHARACTERS),
-        *(
-            (["a", f"a{c}b"], {"characters": "keep"}, ["a", f"a{c}b"], (CHARACTER, "keep", (2,)))
-            for c in CHARACTERS
-        ),
+        *((["a", f"a{c}b"], {"characters": "keep"}, ["a", f"a{c}b"], (CHARACTER, "keep", (2,))) for c in CHARACTERS),
         (["a", "b", "a", "a"], {"duplicates": "drop"}, ["a", "b"], ("duplicates", "drop", (3, 4))),
         (["a", "b", "a", "a"], {"duplicates": "keep"}, ["a", "b", "a", "a"], ("duplicates", "keep", (3, 4))),
         (["a", "", " \t", "b"], {"empty": "drop"}, ["a", "b"], ("empty", "drop", (2, 3))),
@@ -108,9 +105,7 @@ def test_prompts_that_break_a_rule_are_dropped_changed_or_kept(prompts, rule, ke
 
 
 class TestDuplicates:
-    @pytest.mark.parametrize(
-        "other", ["caf\u00e9 bar", "cafe\u0301 bar", "caf\u00e9   bar", "caf\u00e9\u00a0bar"]
-    )
+    @pytest.mark.parametrize("other", ["caf\u00e9 bar", "cafe\u0301 bar", "caf\u00e9   bar", "caf\u00e9\u00a0bar"])
     def test_duplicates_ignore_unicode_composition_and_whitespace(self, other: str, tmp_path: Path) -> None:
         assert "row 2: the same prompt as in row 1" in refused(tmp_path, ["caf\u00e9 bar", other])[0]
 
@@ -133,9 +128,7 @@ class TestOtherRules:
 
     def test_missing_prompt_field_error_lists_existing_fields(self, tmp_path: Path) -> None:
         rules = LENIENT.model_copy(update={"records": "drop"})
-        path = files.write(
-            tmp_path / "p.jsonl", '{"caption": "a red circle"}\n{"caption": "a blue square"}\n'
-        )
+        path = files.write(tmp_path / "p.jsonl", '{"caption": "a red circle"}\n{"caption": "a blue square"}\n')
         assert files.refused(path, rules).splitlines() == [
             "must hold prompts, got 2 lines, all dropped",
             f"  no prompt: 2 dropped, the first: {path}, line 1: needs one field 'prompt' with the prompt, got none "

@@ -102,10 +102,7 @@ class TestContents:
             assert match is not None, row.text
             first = re.sub(r"^(a clear picture of|an image that shows|a scene with both) ", "", match[1])
             things, colors = zip(named(first), named(match[2]), strict=True)
-            said = [
-                {"class": thing, "count": 1, "color": color}
-                for thing, color in zip(things, colors, strict=True)
-            ]
+            said = [{"class": thing, "count": 1, "color": color} for thing, color in zip(things, colors, strict=True)]
             assert [{"color": None, **each} for each in row.metadata["include"]] == said, row.text  # type: ignore[attr-defined]
             assert things[0] != things[1]
             if tag == "two_object":

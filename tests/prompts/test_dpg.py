@@ -10,8 +10,7 @@ from chunk_grpo.prompts.dpg import read_dpg
 from tests.prompts.files import LENIENT, STRICT
 
 HEADER = (
-    "item_id,text,keywords,proposition_id,dependency,category_broad,category_detailed,tuple,"
-    "question_natural_language"
+    "item_id,text,keywords,proposition_id,dependency,category_broad,category_detailed,tuple,question_natural_language"
 )
 
 

@@ -67,6 +67,4 @@ def test_a_missing_column_is_named_with_repository_and_file(cache: Path) -> None
     (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
     (folder / "snapshots" / ("0" * 40) / "train.csv").write_text("caption\na cat\n")
     message = refused("ann/prompts", file="train.csv", fields=FieldNames(prompt="text"))
-    assert message.startswith(
-        "/train.csv, line 1: needs one field 'text' with the prompt, got none among the fields"
-    )
+    assert message.startswith("/train.csv, line 1: needs one field 'text' with the prompt, got none among the fields")

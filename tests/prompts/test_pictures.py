@@ -86,9 +86,7 @@ def damaged(folder: Path) -> str:
         (lambda folder: "", "'source' must be the path of a picture, got ''"),
     ],
 )
-def test_a_row_without_a_readable_picture_is_named(
-    make: Callable[[Path], str], said: str, folder: Path
-) -> None:
+def test_a_row_without_a_readable_picture_is_named(make: Callable[[Path], str], said: str, folder: Path) -> None:
     name = make(folder)
     message = refused(folder, "make it red,in/a.png,x", f"make it blue,{name},x")
     assert message.startswith("line 3: ")
@@ -110,9 +108,7 @@ def test_another_ratio_is_refused_dropped_or_cropped(folder: Path) -> None:
     for action, lines in (("drop", [3]), ("crop", [2, 3])):
         found = read(folder, *rows, rules=RULES.model_copy(update={"pictures": action}))
         assert [row.line for row in found.rows] == lines
-        assert [(each.what, each.action) for each in found.report.findings] == [
-            ("pictures of another ratio", action)
-        ]
+        assert [(each.what, each.action) for each in found.report.findings] == [("pictures of another ratio", action)]
 
 
 def test_all_dropped_is_an_error(folder: Path) -> None:
@@ -127,9 +123,7 @@ def test_a_file_without_the_column_is_named(folder: Path) -> None:
         read_prompt_file(PromptSource.of(file, "prompts.train_file"), RULES)
 
 
-def test_an_edited_picture_changes_the_record_of_the_prompts(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edited_picture_changes_the_record_of_the_prompts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from chunk_grpo.config import load_params
     from chunk_grpo.digests import Digests
     from chunk_grpo.prompts.recorded import prompt_records

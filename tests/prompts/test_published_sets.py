@@ -35,17 +35,14 @@ def documented(name: str) -> dict[str, Any]:
 def sets_folder() -> Path:
     folder = Path(os.environ.get("PROMPT_SETS", ""))
     if not (folder / "parti").is_dir():
-        pytest.fail(
-            f"set PROMPT_SETS to a folder with the clones that {Path(__file__).name} names, got {folder}"
-        )
+        pytest.fail(f"set PROMPT_SETS to a folder with the clones that {Path(__file__).name} names, got {folder}")
     return folder
 
 
 def load(section: dict[str, Any]) -> Split:
     given = {"source": "coco", "train_count": 6, "eval_count": 6, "benchmarks": {"set": section}}
     made = {
-        split.name: split
-        for split in splits_of(PromptsParams.model_validate_json(json.dumps(given)), dict, (32, 32))
+        split.name: split for split in splits_of(PromptsParams.model_validate_json(json.dumps(given)), dict, (32, 32))
     }
     return made["set"]
 
@@ -78,9 +75,7 @@ def test_a_file_of_prompts(name: str, file: str, count: int) -> None:
 
 
 def test_geneval() -> None:
-    section = documented("GenEval") | {
-        "path": str(sets_folder() / "geneval/prompts/evaluation_metadata.jsonl")
-    }
+    section = documented("GenEval") | {"path": str(sets_folder() / "geneval/prompts/evaluation_metadata.jsonl")}
     split = load(section)
     assert split.report is not None
     assert (len(split.rows), split.report.notes) == (553, ())

@@ -83,17 +83,13 @@ def test_train_prompts_of_the_eval_split_may_be_dropped_or_kept(tmp_path: Path) 
         assert texts(made["eval"]) == ["a", "y"]
         report = made["train"].report
         assert report is not None
-        assert [(f.what, f.action, f.lines) for f in report.findings] == [
-            ("prompts of the eval split", action, (4,))
-        ]
+        assert [(f.what, f.action, f.lines) for f in report.findings] == [("prompts of the eval split", action, (4,))]
     with pytest.raises(DataError, match=r"train_count = 4 prompts, got 3 \(4 were read and 1 dropped\)"):
         splits(train_file=file, eval_file=held_out, train_count=4, checks=CHECKS | {"shared": "drop"})
 
 
 def test_long_prompts_are_dropped_before_the_split(tmp_path: Path) -> None:
-    file = write(
-        tmp_path / "a.txt", *(f"prompt {n}" for n in range(5)), *(f"a long prompt {n}" for n in range(9))
-    )
+    file = write(tmp_path / "a.txt", *(f"prompt {n}" for n in range(5)), *(f"a long prompt {n}" for n in range(9)))
     made = splits(train_file=file, checks=CHECKS | {"too_long": "drop"})
     assert {len(text.split()) for text in texts(made["train"]) + texts(made["eval"])} == {2}
     report = made["train"].report
@@ -194,9 +190,7 @@ def test_our_own_prompts_need_no_file_and_a_benchmark_of_them_is_not_trained_on(
     made = splits(source="coco", train_count=60, eval_count=12, benchmarks={"things": coco(24)})
     assert [len(split.rows) for split in made.values()] == [60, 12, 24]
     assert {row.category for row in made["things"].rows} == {row.category for row in made["train"].rows}
-    contents = {
-        name: {json.dumps(row.metadata["include"]) for row in split.rows} for name, split in made.items()
-    }
+    contents = {name: {json.dumps(row.metadata["include"]) for row in split.rows} for name, split in made.items()}
     assert not contents["train"] & contents["eval"]
     assert not contents["train"] & contents["things"]
 
@@ -241,9 +235,7 @@ def test_benchmarks_are_splits_of_their_own(tmp_path: Path) -> None:
         splits(source="coco", benchmarks={"wise": of_wise | {"missing_ids": "refuse", "count": None}})
 
 
-def prepared(
-    folder: Path, lines: Iterable[str], file: str = "a.txt", eval_count: int = 8, **checks: str
-) -> Workspace:
+def prepared(folder: Path, lines: Iterable[str], file: str = "a.txt", eval_count: int = 8, **checks: str) -> Workspace:
     """A workspace whose prompts, of a file with these lines, are prepared."""
     made = new_workspace(folder)
     write(folder / file, *lines)

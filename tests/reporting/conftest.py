@@ -156,9 +156,7 @@ def picture(prompt: str, jitter: int, size: int) -> bytes:
     return out.getvalue()
 
 
-def image_rows(
-    policy: str, seed: int, prompts: list[dict[str, object]], size: int
-) -> list[dict[str, object]]:
+def image_rows(policy: str, seed: int, prompts: list[dict[str, object]], size: int) -> list[dict[str, object]]:
     return [
         {
             "policy": policy, "mode": mode, "train_seed": seed, "prompt_id": prompt["prompt_id"],

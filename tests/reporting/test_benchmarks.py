@@ -50,8 +50,7 @@ def add_benchmarks(run: Run, counts: Counts, things: dict[str, Any], original: s
     """A split in GenEval's format and one in WISE's, with scores."""
     prompts = read_table(run.root / PROMPTS, "prompts").to_pylist()
     more = [
-        {"prompt_id": f"{split}-{category}-{n}", "split": split, "prompt": f"{category} {n}"}
-        | {"category": category}
+        {"prompt_id": f"{split}-{category}-{n}", "split": split, "prompt": f"{category} {n}"} | {"category": category}
         for split, of_category in counts.items()
         for category, count in of_category.items()
         for n in range(count)
@@ -83,9 +82,7 @@ def add_benchmarks(run: Run, counts: Counts, things: dict[str, Any], original: s
             ]
             spec = {"name": f"{scorer}/a-model", "version": 3, "spec_hash": "0123456789abcdef"}
             target = run.root / "scores" / policy / f"{scorer}.parquet"
-            write_table(
-                table_from_rows(rows, "scores"), target, "scores", {"chunk_grpo.scorer": json.dumps(spec)}
-            )
+            write_table(table_from_rows(rows, "scores"), target, "scores", {"chunk_grpo.scorer": json.dumps(spec)})
 
 
 def build(run: Run) -> tuple[str, dict[str, Any]]:

@@ -139,9 +139,7 @@ def scores_of(seeds: int, *names: str) -> ScoreBook:
 
 @pytest.mark.parametrize(("seeds", "claimed"), [(2, False), (3, False), (5, False), (6, True), (8, True)])
 @pytest.mark.parametrize("names", [("a", "b"), tuple("abcdefgh")], ids=["few", "many"])
-def test_below_six_training_seeds_no_pair_is_claimed(
-    seeds: int, claimed: bool, names: tuple[str, ...]
-) -> None:
+def test_below_six_training_seeds_no_pair_is_claimed(seeds: int, claimed: bool, names: tuple[str, ...]) -> None:
     pairs = pairs_of(scores_of(seeds, *names), *names)
     (sentence,) = order_sentences({"x": pairs, "y": pairs} if claimed is False else {"x": pairs})
     assert [p.is_shown for p in pairs] == [claimed] * len(pairs)
@@ -199,9 +197,7 @@ def test_numbers_have_a_minus_sign_and_no_negative_zero() -> None:
         (math.nan, math.nan, "no interval: too few prompts"),
     ],
 )
-def test_the_ends_of_an_interval_differ_and_show_their_side_of_zero(
-    low: float, high: float, text: str
-) -> None:
+def test_the_ends_of_an_interval_differ_and_show_their_side_of_zero(low: float, high: float, text: str) -> None:
     assert interval_text(interval(low, high)).replace("\xa0", " ") == text
 
 

@@ -31,9 +31,7 @@ def pairs(count: int) -> list[PairComparison]:
     """Pairs of `count` variants: number i is 0.05 x (i - j) above number j, with intervals of +-0.1."""
     names = NAMES[:count]
     return [
-        PairComparison(
-            names[i], names[j], REWARD, around(0.05 * (i - j)).difference, 0.04 if i - j > 2 else 0.2
-        )
+        PairComparison(names[i], names[j], REWARD, around(0.05 * (i - j)).difference, 0.04 if i - j > 2 else 0.2)
         for j in range(count)
         for i in range(j + 1, count)
     ]

@@ -96,9 +96,7 @@ def test_lowest_seed_and_first_sample_with_their_score() -> None:
 
 
 @pytest.mark.parametrize(("size", "kind", "pixelated"), [(8, "png", True), (400, "jpeg", False)])
-def test_tiny_images_have_sharp_pixels_and_large_ones_are_thumbnails(
-    size: int, kind: str, pixelated: bool
-) -> None:
+def test_tiny_images_have_sharp_pixels_and_large_ones_are_thumbnails(size: int, kind: str, pixelated: bool) -> None:
     for picture in shown(images("v", "tuned", png(size)), png(size)).pictures:
         assert picture.uri.startswith(f"data:image/{kind};")
         assert picture.pixelated == pixelated

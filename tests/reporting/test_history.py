@@ -79,9 +79,7 @@ def test_refused_images_are_left_out_on_every_side(tmp_path: Path) -> None:
     of_base = next(r for r in measured.rows if r.score == TUNED._replace(policy="base", mode="base"))
     assert (of_base.num_prompts, of_base.num_images) == (59, 2 * 59 - 1)
     means = measured.prompts.to_pylist()
-    counts = {
-        r["prompt_id"]: r["num_images"] for r in means if Score(*(r[n] for n in Score._fields)) == TUNED
-    }
+    counts = {r["prompt_id"]: r["num_images"] for r in means if Score(*(r[n] for n in Score._fields)) == TUNED}
     assert counts["eval-003"] == 2
     assert "eval-004" not in counts
 

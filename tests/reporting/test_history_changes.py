@@ -19,9 +19,7 @@ TEMPLATE = HistoryRow(
 )  # fmt: skip
 
 
-def night(
-    means: np.ndarray, repeats: int = 1, number: int = 0, scorer_hash: str = "v1", first: int = 0
-) -> Measured:
+def night(means: np.ndarray, repeats: int = 1, number: int = 0, scorer_hash: str = "v1", first: int = 0) -> Measured:
     """An evaluation with given means, [prompts, scorers], of prompts from `first` on, each caption `repeats` times."""
     rows = tuple(
         replace(TEMPLATE, evaluation=f"night-{number}", scorer=f"{s}", scorer_hash=scorer_hash)

@@ -115,9 +115,7 @@ def test_evaluation_with_any_difference_is_new(change: dict[str, object], nights
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_an_evaluation_that_comes_late_takes_its_place_in_time(
-    nights: list[Measured], tmp_path: Path
-) -> None:
+def test_an_evaluation_that_comes_late_takes_its_place_in_time(nights: list[Measured], tmp_path: Path) -> None:
     record(tmp_path, nights[0])
     record(tmp_path, nights[3])
     late = record(tmp_path, nights[2])
@@ -161,9 +159,7 @@ def rows_of(history: tuple[HistoryRow, ...], name: str) -> list[HistoryRow]:
 
 
 def test_one_sentence_on_an_evaluation(history: tuple[HistoryRow, ...]) -> None:
-    assert summary(rows_of(history, "night-0")) == (
-        "First evaluation: 20 scores, with nothing to compare them with."
-    )
+    assert summary(rows_of(history, "night-0")) == ("First evaluation: 20 scores, with nothing to compare them with.")
     assert summary(rows_of(history, "night-3")) == (
         "2 of 20 scores moved; 10 too few prompts to tell; 8 no change shown."
     )

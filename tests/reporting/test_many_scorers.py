@@ -23,9 +23,7 @@ def add_scorers(run: Run, lifts: dict[str, float]) -> None:
             table = read_table(run.root / "scores" / policy / "shapes-exact.parquet", "scores")
             value = 0.5 + (lift if policy != "base" else 0.0)
             rows = [row | {"scorer": name, "value": value} for row in table.to_pylist()]
-            write_table(
-                table_from_rows(rows, "scores"), run.root / "scores" / policy / f"{name}.parquet", "scores"
-            )
+            write_table(table_from_rows(rows, "scores"), run.root / "scores" / policy / f"{name}.parquet", "scores")
 
 
 def remarks(run: Run) -> list[str]:

@@ -19,16 +19,12 @@ def optional_rows(variant: str, seed: int) -> list[dict[str, object]]:
         values |= {f"chunk_draws/{chunk}": 4.0 for chunk in range(16 if variant == "dance" else 8)}
         values["chunk_clip_fraction/0"] = 0.25
         if iteration == 3:
-            values |= {
-                f"step_{name}/1/{step}": 0.5 for name in ("clip_fraction", "log_ratio") for step in range(16)
-            }
+            values |= {f"step_{name}/1/{step}": 0.5 for name in ("clip_fraction", "log_ratio") for step in range(16)}
             values["distance_from_base"] = 0.02
         if variant == "chunk":
             values |= {"profile_drift": 0.1, "boundary_shift": 0.5, "chunk_size/0": 9.0, "chunk_size/1": 7.0}
         rows += [(iteration, metric, value) for metric, value in values.items()]
-    looks = [
-        f"heldout_images/{name}" for name in ("saturation", "edge_density", "colour_entropy", "diversity")
-    ]
+    looks = [f"heldout_images/{name}" for name in ("saturation", "edge_density", "colour_entropy", "diversity")]
     rows += [(at, metric, 0.5) for metric in ("heldout/shapes-exact", *looks) for at in (0, 5)]
     names = ("iteration", "metric", "value")
     return [{"variant": variant, "train_seed": seed, **dict(zip(names, row, strict=True))} for row in rows]
@@ -56,11 +52,7 @@ def test_the_image_grid_comes_in_parts(files: dict[str, bytes]) -> None:
 
 def test_pairs_with_first_variant_are_shown_unfolded(files: dict[str, bytes]) -> None:
     html = files["index.html"].decode()
-    assert (
-        html.index("e − dance</th>")
-        < html.index("<details", html.index('id="scores"'))
-        < html.index("e − d</th>")
-    )
+    assert html.index("e − dance</th>") < html.index("<details", html.index('id="scores"')) < html.index("e − d</th>")
     pairs = files["plots/pairs.csv"].decode().splitlines()
     assert (pairs[0], len(pairs)) == ("measure,first,second,difference,low,high,p_value", 1 + 4 * 28)
 

@@ -38,9 +38,7 @@ def prompts(rows: Iterable[tuple[str, Mapping[str, object]]]) -> Source:
 
 
 def found_of(use: ScorerUse, kind: PromptKind, source: Source, images: int = 4) -> Benchmark:
-    settings = dataclasses.replace(
-        settings_from(load_params()), prompt_kinds={"more": kind}, images_per_prompt=images
-    )
+    settings = dataclasses.replace(settings_from(load_params()), prompt_kinds={"more": kind}, images_per_prompt=images)
     found = benchmark_of(use, "more", source, settings)
     assert found is not None
     return found
@@ -120,9 +118,7 @@ def test_wise_differences_from_paper_are_reported(found: Benchmark, differs: str
 
 
 def test_one_split_as_in_the_paper_is_enough() -> None:
-    told = benchmarks_not_run(
-        [wise([1, 2]), wise(ALL_IDS), found_of(GENEVAL, PromptKind("coco"), tags({"colors": 2}))]
-    )
+    told = benchmarks_not_run([wise([1, 2]), wise(ALL_IDS), found_of(GENEVAL, PromptKind("coco"), tags({"colors": 2}))])
     assert "GenEval (more:" in told and "WISE" not in told
 
 

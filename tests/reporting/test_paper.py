@@ -14,9 +14,7 @@ def test_rows_fit_the_columns(found: PaperTable) -> None:
     assert all(1 + len(row.cells) == len(found.table.columns) for row in found.table.rows)
 
 
-@pytest.mark.parametrize(
-    ("table", "weights"), [(GENEVAL, (1 / 6,) * 6), (WISE, (0.4, 0.167, 0.133, 0.1, 0.1, 0.1))]
-)
+@pytest.mark.parametrize(("table", "weights"), [(GENEVAL, (1 / 6,) * 6), (WISE, (0.4, 0.167, 0.133, 0.1, 0.1, 0.1))])
 def test_overall_is_the_weighted_mean(table: PaperTable, weights: tuple[float, ...]) -> None:
     for *values, overall in numbers(table).values():
         mean = sum(w * v for w, v in zip(weights, values, strict=True))

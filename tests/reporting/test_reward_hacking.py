@@ -25,9 +25,7 @@ def run(seed: int, scores: dict[int, float], last: int) -> list[tuple[int, int, 
 
 
 def test_curves_include_only_variants_with_the_metric() -> None:
-    new = metrics_source(
-        (0, 0, "heldout/exact", 0.5), (0, 5, "heldout/exact", 0.75), (0, 0, "heldout/graded", 1.0)
-    )
+    new = metrics_source((0, 0, "heldout/exact", 0.5), (0, 5, "heldout/exact", 0.75), (0, 0, "heldout/graded", 1.0))
     old = metrics_source((0, 1, "kl", 0.0))
     found = watched_curves({"v": new, "w": old}, SETTINGS)
     assert list(found) == ["heldout/exact"]

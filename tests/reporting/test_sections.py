@@ -58,9 +58,7 @@ def workspace(tmp_path: Path, finished: Run) -> Workspace:
 
 def of_variant(kind: str, variant: str) -> list[str]:
     return [
-        stage
-        for stage in OUTPUTS
-        if stage.startswith(f"{kind}@{variant}-") and OUTPUTS[stage].split("/")[1] == variant
+        stage for stage in OUTPUTS if stage.startswith(f"{kind}@{variant}-") and OUTPUTS[stage].split("/")[1] == variant
     ]
 
 
@@ -91,18 +89,14 @@ def test_a_section_appears_after_each_stage_that_it_shows(workspace: Workspace) 
     assert [*scores] == ["answer", "scores"]
     assert all("Not scored yet: dance, chunk-ws." in text for text in scores.values())
     rows = [
-        line.split(" | ")[0]
-        for line in scores["scores"].partition("*Policies")[0].splitlines()[2:]
-        if line[:1] == "|"
+        line.split(" | ")[0] for line in scores["scores"].partition("*Policies")[0].splitlines()[2:] if line[:1] == "|"
     ]
     assert rows[2:5] == ["| base", "| chunk, tuned", "| chunk, hybrid"]
     assert [*workspace.after("generate@dance-0", "train@dance-0")] == ["training", "images"]
     assert workspace.after(of_variant("score", "dance")[0]) == {}  # as before
 
 
-def test_sections_of_a_finished_run_are_those_of_its_report(
-    workspace: Workspace, files: dict[str, bytes]
-) -> None:
+def test_sections_of_a_finished_run_are_those_of_its_report(workspace: Workspace, files: dict[str, bytes]) -> None:
     found = workspace.after(*OUTPUTS)
     assert [*found] == ["profile", "training", "images", "answer", "scores"]
     text = plain(files["report.md"].decode())

@@ -44,9 +44,7 @@ def test_the_answer_follows_from_the_intervals(found: list[tuple[str, float, flo
     ],
 )
 def test_single_training_gives_no_verdict(found: list[tuple[str, float, float]], answer: str) -> None:
-    of_one = [
-        replace(one, difference=replace(one.difference, num_seeds=1)) for one in starmap(comparison, found)
-    ]
+    of_one = [replace(one, difference=replace(one.difference, num_seeds=1)) for one in starmap(comparison, found)]
     assert headline(of_one)[0] == answer
 
 
@@ -56,9 +54,7 @@ def test_a_rise_that_no_image_shows_is_no_yes() -> None:
         comparison("b", -0.1, 0.2),
         comparison("c", 0.1, 0.2, 9.0),
     )
-    assert headline([rises], is_visible=False)[0] == (
-        "The training reward rises, but the images below do not show it."
-    )
+    assert headline([rises], is_visible=False)[0] == ("The training reward rises, but the images below do not show it.")
     assert headline([stays], is_visible=False)[0] == "No improvement is shown."
     assert "images below" not in headline([small], is_visible=False)[0]
 
@@ -88,9 +84,7 @@ def test_a_rise_that_no_image_shows_is_no_yes() -> None:
         ),
     ],
 )
-def test_a_positive_interval_may_be_too_small_to_see(
-    found: list[tuple[str, float, float, float]], answer: str
-) -> None:
+def test_a_positive_interval_may_be_too_small_to_see(found: list[tuple[str, float, float, float]], answer: str) -> None:
     spread = "the spread of the base’s images"
     assert headline([comparison(*one) for one in found])[0] == answer.format(spread)
 

@@ -46,11 +46,7 @@ def shown(*roots: Path) -> list[list[str]]:
 
 def cells(markdown: str) -> list[list[str]]:
     plain = markdown.replace(NO_BREAK, " ").replace("\N{MINUS SIGN}", "-")
-    return [
-        line.removeprefix("| ").removesuffix(" |").split(" | ")
-        for line in plain.splitlines()
-        if line[:1] == "|"
-    ]
+    return [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in plain.splitlines() if line[:1] == "|"]
 
 
 def test_variant_difference_equals_score_difference(workspace: Callable[..., Path]) -> None:
@@ -63,9 +59,7 @@ def test_variant_difference_equals_score_difference(workspace: Callable[..., Pat
 
 def test_few_training_seeds_claim_no_difference(workspace: Callable[..., Path]) -> None:
     table = shown(workspace("slow", seeds=3), workspace("fast", lambda _: 0.25, seeds=3))
-    assert "+0.250 (the same on every prompt)" in table[3] and not any(
-        "**" in cell for row in table for cell in row
-    )
+    assert "+0.250 (the same on every prompt)" in table[3] and not any("**" in cell for row in table for cell in row)
 
 
 def test_a_difference_that_varies_has_an_interval(workspace: Callable[..., Path]) -> None:
@@ -133,9 +127,6 @@ def test_a_run_shows_both_tables_of_the_settings_that_have_a_report(workspace: C
     (one / "artifacts/report").mkdir()
     (one / "artifacts/report/summary.json").write_text(json.dumps(summary))
     text = comparison(named)
-    assert (
-        text.startswith("# Presets and variants of this run\n\n")
-        and "\n## Settings against each other\n" in text
-    )
+    assert text.startswith("# Presets and variants of this run\n\n") and "\n## Settings against each other\n" in text
     assert "| tiny lr=1, a, tuned |" in text and "tiny lr=2, a" not in text
     assert "| dance: lr=2 − lr=1 |" in text

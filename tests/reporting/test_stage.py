@@ -67,9 +67,7 @@ def test_the_page_is_self_contained_and_well_formed(files: dict[str, bytes]) -> 
     page.feed(html)
     assert page.open == []
     assert len(page.ids) == len(set(page.ids))
-    assert {"images", "profile", "training", "scores", "categories", "limits", "run", "scorers"} <= set(
-        page.links
-    )
+    assert {"images", "profile", "training", "scores", "categories", "limits", "run", "scorers"} <= set(page.links)
     assert set(page.links) <= set(page.ids)
     assert "<script" not in html
     assert not re.search(r'(src|href)="(?!data:|#)', html.replace('xlink:href="#', 'href="#'))

@@ -115,9 +115,7 @@ def test_p_value_equals_paired_t_test() -> None:
     ("seeds", "freedom", "t"),
     [(8, 20.0, 2.365), (8, 7.0, 2.365), (8, 4.0, 2.776), (6, math.inf, 2.571)],
 )
-def test_pairs_have_one_degree_of_freedom_fewer_than_seeds_at_most(
-    seeds: int, freedom: float, t: float
-) -> None:
+def test_pairs_have_one_degree_of_freedom_fewer_than_seeds_at_most(seeds: int, freedom: float, t: float) -> None:
     """Quantiles of a table of t: 2.365 for 7 degrees of freedom, 2.776 for 4, 2.571 for 5."""
     assert Interval(t, 0.0, 0.0, 1.0, freedom, seeds, 144, 73).pair_p_value == pytest.approx(0.05, abs=1e-4)
 
@@ -146,9 +144,7 @@ def test_holm_by_hand() -> None:
         (np.zeros((1, 3)), None, ["a"], "captions must name 3 prompts, got 1"),
     ],
 )
-def test_refuses(
-    values: np.ndarray, strata: list[str] | None, captions: list[str] | None, message: str
-) -> None:
+def test_refuses(values: np.ndarray, strata: list[str] | None, captions: list[str] | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         crossed_interval(values, strata, captions)
 

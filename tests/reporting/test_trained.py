@@ -31,9 +31,7 @@ LINE = Trained("v", 32, 128.0, 1e-4, 1e-4, 0.25, 3.1e-4, 0.0, 0.02, 0.5, 1.5, 0.
 
 
 def manifest(stage: str, seconds: float, **notes: int) -> RunManifest:
-    return RunManifest(
-        1, stage, "2001-01-01T10:00:00+00:00", seconds, 1.0, "3", {}, "", "", 2, None, None, {**notes}
-    )
+    return RunManifest(1, stage, "2001-01-01T10:00:00+00:00", seconds, 1.0, "3", {}, "", "", 2, None, None, {**notes})
 
 
 def texts(table: Table | None) -> list[list[str]]:

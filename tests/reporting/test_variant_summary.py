@@ -42,9 +42,7 @@ def test_method_descriptions_are_distinct() -> None:
     assert len(set(told)) == len(told)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(5e-5, "5e-5"), (1e-12, "1e-12"), (0.0001, "0.0001"), (1.0, "1")]
-)
+@pytest.mark.parametrize(("value", "text"), [(5e-5, "5e-5"), (1e-12, "1e-12"), (0.0001, "0.0001"), (1.0, "1")])
 def test_numbers_are_formatted_for_readers(value: float, text: str) -> None:
     assert short(value) == text
 

@@ -34,9 +34,7 @@ def shapes(vocabulary: int) -> dict[str, tuple[int, ...]]:
                 "mlp.c_proj.": (width, 4 * width),
             }.items():
                 found |= {f"{block}.{name}weight": (out, into), f"{block}.{name}bias": (out,)}
-    return found | {
-        f"{name}.{part}": (width,) for name, width in norms.items() for part in ("weight", "bias")
-    }
+    return found | {f"{name}.{part}": (width,) for name, width in norms.items() for part in ("weight", "bias")}
 
 
 def make_hpsv2(folder: Path, seed: int = 0, vocabulary: int = 520) -> Path:

@@ -64,9 +64,7 @@ def make_bert_tokenizer(folder: Path) -> Path:
     """The files of google-bert/bert-base-uncased that a tokenizer needs, with a few words."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"do_lower_case": True, "model_max_length": 512})
-    )
+    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True, "model_max_length": 512}))
     return folder
 
 

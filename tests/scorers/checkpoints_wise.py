@@ -44,9 +44,7 @@ def make_judge(folder: Path, seed: int = 0) -> Path:
         hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=8,
         initializer_range=0.5,
     )  # fmt: skip
-    config = LlavaConfig(
-        vision_config=vision, text_config=text, image_token_id=words["<image>"], image_seq_length=16
-    )
+    config = LlavaConfig(vision_config=vision, text_config=text, image_token_id=words["<image>"], image_seq_length=16)
     model = LlavaForConditionalGeneration(config).eval()
     _answer_in_form(model, words)
     model.generation_config.eos_token_id = words["</s>"]

@@ -88,9 +88,7 @@ def completion(content: str | None, finish_reason: str = "stop") -> bytes:
 
 def first_token(chances: Mapping[str, float]) -> bytes:
     """A chat completion whose first token has these probabilities."""
-    listed = [
-        {"token": token, "logprob": math.log(chance), "bytes": None} for token, chance in chances.items()
-    ]
+    listed = [{"token": token, "logprob": math.log(chance), "bytes": None} for token, chance in chances.items()]
     reply = json.loads(completion(next(iter(chances)), "length"))
     reply["choices"][0]["logprobs"] = {"content": [{**listed[0], "top_logprobs": listed}]}
     return json.dumps(reply).encode()
@@ -209,9 +207,7 @@ class JudgeServer:
                 self.wfile.write(content)
 
             def handle(self) -> None:
-                with contextlib.suppress(
-                    BrokenPipeError, ConnectionResetError
-                ):  # the client gave up or was killed
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the client gave up or was killed
                     super().handle()
 
             def log_message(self, *args: object) -> None:

@@ -54,9 +54,7 @@ def odd(images: Pictures, prompts: Sequence[str], metadata: Sequence[Mapping[str
         "reversed": values[::-1],
         "turned": np.roll(values, 1),
         "column": values[:, None],
-        "refuse": [
-            RefusedError(f"the reason ({row})") if row == 1 else value for row, value in enumerate(values)
-        ],
+        "refuse": [RefusedError(f"the reason ({row})") if row == 1 else value for row, value in enumerate(values)],
     }
     torch = np.full(len(values), float("torch" in sys.modules))
     return wrong.get(metadata[0]["do"], values), {"pixels": images[:, 0, 0, 0].astype(float), "torch": torch}

@@ -52,17 +52,13 @@ def make_models(folder: Path) -> None:
     (folder / "wise.json").write_text(json.dumps(records))
     with (folder / "dpg_bench.csv").open("w", newline="", encoding="utf-8") as stream:
         table = csv.writer(stream)
-        table.writerow(
-            ("item_id", "text", "proposition_id", "dependency", "tuple", "question_natural_language")
-        )
+        table.writerow(("item_id", "text", "proposition_id", "dependency", "tuple", "question_natural_language"))
         table.writerows((*row[:4], "entity - whole (x)", row[4]) for row in PROPOSITIONS)
     (folder / "signs.csv").write_text(SIGNS)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--port", type=int, default=8910)
     arguments = parser.parse_args()

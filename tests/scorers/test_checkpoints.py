@@ -14,9 +14,7 @@ FILES = ("config.json", "*.safetensors|pytorch_model.bin")
 
 
 def find(checkpoint: Path | str, revision: str | None = None) -> Path:
-    return find_checkpoint(
-        "scorers.clip.model", Weights(checkpoint=str(checkpoint), revision=revision), FILES
-    )
+    return find_checkpoint("scorers.clip.model", Weights(checkpoint=str(checkpoint), revision=revision), FILES)
 
 
 def test_a_folder_with_every_file_is_taken_as_it_is(tmp_path):

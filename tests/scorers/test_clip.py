@@ -54,9 +54,7 @@ def by_hand(image: Pictures, size: int = 32) -> NDArray[np.float64]:
     """[3, size, size]: shorter side to size, the middle of the longer, normalised."""
     height, width = image.shape[:2]
     scale = size / min(height, width)
-    picture = Image.fromarray(image).resize(
-        (int(width * scale), int(height * scale)), Image.Resampling.BICUBIC
-    )
+    picture = Image.fromarray(image).resize((int(width * scale), int(height * scale)), Image.Resampling.BICUBIC)
     left, top = (picture.width - size) // 2, (picture.height - size) // 2
     return normalised(picture.crop((left, top, left + size, top + size)))
 
@@ -95,15 +93,11 @@ def test_scales_by_hand(folder):
     """logit_scale is 4.6052 in the checkpoint: exp of it is 100.0030 to six digits."""
     cosine = pickscore(folder, scale="cosine").score(batch()).values
     assert (np.abs(cosine) <= 1).all()
-    np.testing.assert_allclose(
-        pickscore(folder, scale="logit").score(batch()).values / cosine, 100.0030, rtol=1e-6
-    )
+    np.testing.assert_allclose(pickscore(folder, scale="logit").score(batch()).values / cosine, 100.0030, rtol=1e-6)
     of_26 = pickscore(folder, scale="logit/26").score(batch()).values
     np.testing.assert_allclose(of_26 / cosine, 100.0030 / 26, rtol=1e-6)
     np.testing.assert_array_equal(clip(folder).score(batch()).values, cosine)
-    np.testing.assert_allclose(
-        clip(folder, scale="logit").score(batch()).values / cosine, 100.0030, rtol=1e-6
-    )
+    np.testing.assert_allclose(clip(folder, scale="logit").score(batch()).values / cosine, 100.0030, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("height", "width"), [(40, 56), (59, 33), (32, 32), (20, 100), (300, 300)])
@@ -178,9 +172,7 @@ def test_the_other_files_of_a_checkpoint_give_the_same_scores(folder, tmp_path):
     (other / "tokenizer.json").unlink()
     vocabulary, merges = small_vocabulary()
     (other / "vocab.json").write_text(json.dumps(vocabulary))
-    (other / "merges.txt").write_text(
-        "\n".join(["#version: 0.2", *(" ".join(pair) for pair in merges)]) + "\n"
-    )
+    (other / "merges.txt").write_text("\n".join(["#version: 0.2", *(" ".join(pair) for pair in merges)]) + "\n")
     clip(other).check()
     np.testing.assert_array_equal(clip(other).score(batch()).values, clip(folder).score(batch()).values)
 
@@ -188,9 +180,7 @@ def test_the_other_files_of_a_checkpoint_give_the_same_scores(folder, tmp_path):
 def test_a_tokenizer_of_a_larger_model_is_refused(folder, tmp_path):
     vocabulary, merges = small_vocabulary()
     words = [word for word in vocabulary if not word.startswith("<|")]
-    larger = {
-        word: number for number, word in enumerate([*words, "dog</w>", "<|startoftext|>", "<|endoftext|>"])
-    }
+    larger = {word: number for number, word in enumerate([*words, "dog</w>", "<|startoftext|>", "<|endoftext|>"])}
     other = make_clip(tmp_path / "other", vocabulary=(larger, merges))
     with pytest.raises(DataError, match=r"has 521 tokens .* the model has 520"):
         pickscore(folder, processor=weights(other)).score(batch())

@@ -31,9 +31,7 @@ CLEANED = ["a “quoted” cat", "salt &amp; pepper", "cafÃ©"]
 
 def as_open_clip(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The weights of a CLIPModel of transformers under open_clip's names, which takes no others."""
-    found = {
-        name_in_file(name): tensor for name, tensor in tensors.items() if not name.endswith("position_ids")
-    }
+    found = {name_in_file(name): tensor for name, tensor in tensors.items() if not name.endswith("position_ids")}
     for name in tensors:
         if ".q_proj." in name:
             parts = [tensors[name.replace(".q_proj.", f".{part}_proj.")] for part in "qkv"]
@@ -61,9 +59,7 @@ def folder(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def original(
-    python: Path, folder: Path, batch: ScoreBatch, resize_mode: str
-) -> dict[str, np.ndarray[Any, Any]]:
+def original(python: Path, folder: Path, batch: ScoreBatch, resize_mode: str) -> dict[str, np.ndarray[Any, Any]]:
     """open_clip's scores of a batch."""
     model = {
         "embed_dim": 24,

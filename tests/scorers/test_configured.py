@@ -11,9 +11,7 @@ from chunk_grpo.scorers.running.configured import chosen_device, in_batches
 
 def images(count: int) -> ScoreBatch:
     pictures = np.arange(count, dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 2, 3), np.uint8)
-    return ScoreBatch(
-        pictures, [f"p{i}" for i in range(count)], [{"i": i} for i in range(count)], range(count)
-    )
+    return ScoreBatch(pictures, [f"p{i}" for i in range(count)], [{"i": i} for i in range(count)], range(count))
 
 
 def test_batches_of_the_asked_size_in_order():
@@ -46,9 +44,7 @@ def test_batches_are_halved_until_they_fit_into_memory():
 
 def test_one_image_that_does_not_fit_and_other_errors_are_raised():
     def score(part: ScoreBatch) -> Scores:
-        raise (
-            torch.OutOfMemoryError("out of memory") if len(part) == 1 else RuntimeError("shapes do not match")
-        )
+        raise (torch.OutOfMemoryError("out of memory") if len(part) == 1 else RuntimeError("shapes do not match"))
 
     with pytest.raises(RuntimeError, match="out of memory"):
         in_batches(images(2), 1, score)
@@ -59,9 +55,7 @@ def test_one_image_that_does_not_fit_and_other_errors_are_raised():
 def test_a_device_that_is_not_here(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert [chosen_device(name) for name in ("cpu", "cuda", "cuda:0")] == ["cpu", "cuda", "cuda:0"]
-    with pytest.raises(
-        ConfigError, match="must be one of the 1 GPUs that torch sees here, got 'cuda:1'; set null"
-    ):
+    with pytest.raises(ConfigError, match="must be one of the 1 GPUs that torch sees here, got 'cuda:1'; set null"):
         chosen_device("cuda:1")
     with pytest.raises(ConfigError, match="device must be as cuda:1 or cpu, got 'gpu'"):
         chosen_device("gpu")

@@ -57,9 +57,7 @@ def test_details_are_held_to_the_same_rules() -> None:
             scores = super().score(batch)
             return dataclasses.replace(scores, details={"size": np.full(len(batch), float(len(batch)))})
 
-    with pytest.raises(
-        DataError, match="independent of the other images: scorer odd, detail size gave image 0"
-    ):
+    with pytest.raises(DataError, match="independent of the other images: scorer odd, detail size gave image 0"):
         check_contract(Details(KEY, settings()), batch())
 
 
@@ -91,9 +89,7 @@ def test_contract_checks_empty_batch() -> None:
             scores = super().score(batch)
             return scores if len(batch) else dataclasses.replace(scores, values=np.zeros(1))
 
-    with pytest.raises(
-        DataError, match=r"scorer odd: needs one value for each of 0 images, .* an array of \[1\]\."
-    ):
+    with pytest.raises(DataError, match=r"scorer odd: needs one value for each of 0 images, .* an array of \[1\]\."):
         check_contract(Padded(KEY, settings()), batch())
 
 

@@ -36,9 +36,7 @@ def evaluator() -> Any:
             f"commit {COMMIT}); {str(path)!r} is no file"
         )
     modules = {
-        "pandas": stand_in(
-            "pandas", read_csv=lambda path: SimpleNamespace(iterrows=lambda: table_rows(path))
-        ),
+        "pandas": stand_in("pandas", read_csv=lambda path: SimpleNamespace(iterrows=lambda: table_rows(path))),
         "accelerate": stand_in("accelerate", Accelerator=None),
         "accelerate__utils": stand_in("accelerate.utils", gather_object=None),
         "tqdm": stand_in("tqdm", tqdm=None),
@@ -95,9 +93,7 @@ def test_values_are_the_evaluators(evaluator: Any, tmp_path: Path) -> None:
         questions = parse_questions(row.metadata)
         assert {one.id: one.text for one in questions} == listed[item]["qid2question"]
         drawn = {
-            (image, one.text): "yes" if rng.random() < 0.7 else "no"
-            for image in range(IMAGES)
-            for one in questions
+            (image, one.text): "yes" if rng.random() < 0.7 else "no" for image in range(IMAGES) for one in questions
         }
         grid = np.kron(np.arange(IMAGES).reshape(2, 2), np.ones((SIDE, SIDE)))
         Image.fromarray(grid.astype(np.uint8)).convert("RGB").save(tmp_path / f"{item}.png")
@@ -105,8 +101,7 @@ def test_values_are_the_evaluators(evaluator: Any, tmp_path: Path) -> None:
             arguments, listed, str(tmp_path / f"{item}.png"), Judge(drawn), SIDE
         )
         each = [
-            image_value(questions, [drawn[image, one.text] == "yes" for one in questions])
-            for image in range(IMAGES)
+            image_value(questions, [drawn[image, one.text] == "yes" for one in questions]) for image in range(IMAGES)
         ]
         assert np.mean(each) == pytest.approx(theirs, abs=1e-12)
         values.append(theirs)

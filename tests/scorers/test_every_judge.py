@@ -130,9 +130,7 @@ def test_fields_are_added_replaced_and_left_out(case, make, judge_server):
 def test_an_image_is_judged_once(case, make, judge_server):
     first = make().score(batch_of(3, record=case.record).rows([0, 1, 2, 1, 0]))
     assert len(judge_server.requests) == 3
-    again = make(concurrency=1, attempts=9, timeout_seconds=7.0, batch_size=9).score(
-        batch_of(3, record=case.record)
-    )
+    again = make(concurrency=1, attempts=9, timeout_seconds=7.0, batch_size=9).score(batch_of(3, record=case.record))
     assert len(judge_server.requests) == 3
     assert first.values[:3].tolist() == again.values.tolist()
 
@@ -151,10 +149,7 @@ def test_a_malformed_answer_is_asked_again_and_then_refused(case, make, judge_se
 
 def test_identity_changes_only_with_result_settings(case, make, tmp_path):
     same = make().spec_hash()
-    assert (
-        make(concurrency=9, attempts=1, timeout_seconds=1.0, splits=("test",), batch_size=9).spec_hash()
-        == same
-    )
+    assert make(concurrency=9, attempts=1, timeout_seconds=1.0, splits=("test",), batch_size=9).spec_hash() == same
     assert make(api_key_variable="JUDGE_KEY", answers=str(tmp_path / "elsewhere")).spec_hash() == same
     others = [{"judge": "b"}, {"request": {"seed": None}}, {"base_url": "http://b/v1"}, *case.others]
     assert len({same, *(make(**changes).spec_hash() for changes in others)}) == 1 + len(others)

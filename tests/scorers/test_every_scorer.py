@@ -294,9 +294,7 @@ def test_settings_and_files_make_the_identity_and_places_do_not(kind, make, copi
     assert make(kind, batch_size=1, splits=("other",)).spec_hash() == own
 
 
-@pytest.mark.parametrize(
-    ("kind", "field"), [(kind, field) for kind, fields in FILES.items() for field in fields]
-)
+@pytest.mark.parametrize(("kind", "field"), [(kind, field) for kind, fields in FILES.items() for field in fields])
 def test_a_missing_file_is_named_before_anything_is_loaded(kind, field, make, copied):
     copy, setting = copied(kind, field)
     scorer = make(kind, **setting)
@@ -363,9 +361,7 @@ def batch(kind: str) -> ScoreBatch:
     pictures = (PICTURES // 2 + noise // 2) if kind == "geneval" else PICTURES
     metadata = [spec.metadata() for spec in SPECS]
     if kind == "geneval":
-        metadata = [
-            {"tag": "single_object", "include": [{"class": c, "count": 1}]} for c in ("person", "car", "dog")
-        ]
+        metadata = [{"tag": "single_object", "include": [{"class": c, "count": 1}]} for c in ("person", "car", "dog")]
     if kind == "wise":
         metadata = [{"wise_id": number, "explanation": "what it shows"} for number in (1, 2, 3)]
     if kind == "ocr":

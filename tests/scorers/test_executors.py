@@ -98,9 +98,7 @@ class TestEverywhere:
             scorer.score(batch(do))
 
     def test_sys_exit_is_reported_as_scorer_bug(self, scorer: Scorer) -> None:
-        with pytest.raises(
-            (RuntimeError, WorkerError), match=r"scorer odd: \S+:odd called sys\.exit\(enough\)"
-        ):
+        with pytest.raises((RuntimeError, WorkerError), match=r"scorer odd: \S+:odd called sys\.exit\(enough\)"):
             scorer.score(batch("sys.exit"))
 
     def test_batch_of_unequal_lengths_is_refused_before_sending(self, scorer: Scorer) -> None:
@@ -191,8 +189,6 @@ def test_an_external_scorer_places_itself() -> None:
     executors: list[AnyExecutor] = [InProcess(kind="in-process", device="cuda:1")]
     executors += [in_subprocess(device="cuda:1")]
     for executor in executors:
-        with pytest.raises(
-            ConfigError, match=r"^executors\.odd\.device: must be null, got 'cuda:1': .*odd\.options"
-        ):
+        with pytest.raises(ConfigError, match=r"^executors\.odd\.device: must be null, got 'cuda:1': .*odd\.options"):
             place_scorer(KEY, settings(), executor)
     place_scorer(KEY, settings(), in_subprocess(device="cuda:1", script="mine.py"))

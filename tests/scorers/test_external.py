@@ -73,9 +73,7 @@ def test_a_parameter_sources_gets_the_edited_pictures(name):
     edited = replace(BATCH, sources=BATCH.images[::-1])
     apart = np.abs(BATCH.images[0] / 255 - BATCH.images[2] / 255).mean()
     assert made.score(edited).values == pytest.approx([apart, 0.0, apart])
-    with pytest.raises(
-        DataError, match=r"scorers\.mine: judges the pictures .*set picture_field of the prompt files"
-    ):
+    with pytest.raises(DataError, match=r"scorers\.mine: judges the pictures .*set picture_field of the prompt files"):
         made.score(BATCH)
 
 
@@ -118,9 +116,7 @@ def test_a_class_is_made_at_the_first_use_and_closed():
 class Rank:
     groupwise = True
 
-    def score(
-        self, images: NDArray[np.uint8], prompts: object, metadata: object, groups: Sequence[int]
-    ) -> list[float]:
+    def score(self, images: NDArray[np.uint8], prompts: object, metadata: object, groups: Sequence[int]) -> list[float]:
         """Brightness above the group's mean."""
         bright = images.mean(axis=(1, 2, 3))
         return [float(b - bright[np.array(groups) == g].mean()) for b, g in zip(bright, groups, strict=True)]
@@ -174,9 +170,7 @@ def test_import_error_of_module_is_reported(line, said, offered, tmp_path, monke
 
 
 def test_a_signal_while_it_is_imported_comes_through(tmp_path, monkeypatch):
-    (tmp_path / "slow_rewards.py").write_text(
-        "from chunk_grpo.errors import Stopped\nraise Stopped('stopped')\n"
-    )
+    (tmp_path / "slow_rewards.py").write_text("from chunk_grpo.errors import Stopped\nraise Stopped('stopped')\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(Stopped, match="stopped"):
         scorer("slow_rewards:f")

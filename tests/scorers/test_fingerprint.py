@@ -104,9 +104,7 @@ def test_new_version_changes_identity(monkeypatch):
     require_same(spec, scorer)
     monkeypatch.setattr(type(scorer), "version", scorer.version + 1)
     assert scorer.spec_hash() != before
-    with pytest.raises(
-        DataError, match=r"scorers.it: is shapes-exact version 2, but was checked as .* version 1"
-    ):
+    with pytest.raises(DataError, match=r"scorers.it: is shapes-exact version 2, but was checked as .* version 1"):
         require_same(spec, scorer)
 
 
@@ -130,9 +128,7 @@ def test_only_the_checked_scorer_may_score():
     assert place_checked(spec, {"own": own(scale=2.0).model_copy(update={"batch_size": 9})}, {}).name == "own"
     with pytest.raises(DataError, match=r"scorers.own: settings or model files differ from .* checked; run"):
         place_checked(spec, {"own": own(scale=3.0)}, {})
-    with pytest.raises(
-        DataError, match=r"scorers.own: was checked, but is not in params.yaml; run `dvc repro`"
-    ):
+    with pytest.raises(DataError, match=r"scorers.own: was checked, but is not in params.yaml; run `dvc repro`"):
         place_checked(spec, {}, {})
 
 

@@ -97,9 +97,7 @@ def test_records_and_settings_reach_the_rules(
     objects: int,
     tmp_path: Path,
 ) -> None:
-    scores = scorer(tmp_path, **changes).score(
-        batch([painted(RED, ORANGE, GREEN)], {"tag": tag, "include": include})
-    )
+    scores = scorer(tmp_path, **changes).score(batch([painted(RED, ORANGE, GREEN)], {"tag": tag, "include": include}))
     assert (scores.values.tolist(), scores.details["objects"].tolist()) == ([value], [objects])
     if changes.get("reward") != "graded":
         assert scores.details["unmet"].tolist() == [1 - value]

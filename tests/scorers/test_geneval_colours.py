@@ -21,9 +21,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> ColourClassifier:
 def random_crops(number: int, seed: int = 0) -> list[NDArray[np.uint8]]:
     rng = np.random.default_rng(seed)
     sizes = rng.integers(1, 60, (number, 2))
-    return [
-        (rng.integers(0, 256, 3) * rng.random((height, width, 1))).astype(np.uint8) for height, width in sizes
-    ]
+    return [(rng.integers(0, 256, 3) * rng.random((height, width, 1))).astype(np.uint8) for height, width in sizes]
 
 
 def test_an_object_alone_on_grey():

@@ -177,9 +177,7 @@ def test_weights_that_files_lack_are_not_used(folder, detector):
 
 def test_stored_indices_are_not_used(folder):
     """Files of older versions store relative_position_index; here as zeros, which no window has."""
-    stored = [
-        name for name in load_file(folder / "model.safetensors") if name.endswith("relative_position_index")
-    ]
+    stored = [name for name in load_file(folder / "model.safetensors") if name.endswith("relative_position_index")]
     assert len(stored) == 4
     model = load_detector("key", folder, torch.float32, "cpu").model
     indices = [value for name, value in model.named_buffers() if name.endswith("relative_position_index")]

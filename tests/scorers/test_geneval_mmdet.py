@@ -56,13 +56,9 @@ def test_detections_equal_mmdets(input_size, image_size):
         masks = torch.randn(50, input_size[0] // 4, input_size[1] // 4, generator=generator) * 4
         masks[::7] = -masks[::7].abs()  # empty ones
         # What its mask head does before: logits to the size of the (padded) input.
-        enlarged = nn.functional.interpolate(
-            masks[None], size=input_size, mode="bilinear", align_corners=False
-        )
+        enlarged = nn.functional.interpolate(masks[None], size=input_size, mode="bilinear", align_corners=False)
         meta = {"img_shape": (*input_size, 3), "ori_shape": (*image_size, 3)}
-        labels, boxes, inside = head.simple_test(classes[None], enlarged, [meta], rescale=True)[0][
-            "ins_results"
-        ]
+        labels, boxes, inside = head.simple_test(classes[None], enlarged, [meta], rescale=True)[0]["ins_results"]
         ours = postprocess(classes, masks, input_size, image_size, min_score=0.3)
         # Its detections come in any order: sorted by score, as the evaluator does.
         theirs = boxes[:, 4].argsort(descending=True)

@@ -42,9 +42,10 @@ from tests.scorers.originals.geneval import (
 
 pytestmark = pytest.mark.network
 
-AT_THRESHOLDS = [
-    np.nextafter(np.float32(limit), np.float32(side)) for limit in (0.3, 0.9) for side in (0, 1)
-] + [np.float32(0.3), np.float32(0.9)]
+AT_THRESHOLDS = [np.nextafter(np.float32(limit), np.float32(side)) for limit in (0.3, 0.9) for side in (0, 1)] + [
+    np.float32(0.3),
+    np.float32(0.9),
+]
 
 
 def random_box(rng: Generator) -> NDArray[np.float32]:
@@ -197,9 +198,7 @@ def test_relative_positions(original):
     for _ in range(50_000):
         pair = random_box(rng), random_box(rng)
         ours = relations(*pair, 0.1)
-        assert set(ours) == original.relative_position(
-            *((np.append(box, np.float32(0.5)), None) for box in pair)
-        )
+        assert set(ours) == original.relative_position(*((np.append(box, np.float32(0.5)), None) for box in pair))
         numbers[len(ours)] += 1
     assert min(numbers[number] for number in (0, 1, 2)) > 1000, numbers
 
@@ -214,9 +213,7 @@ def test_crops(original, monkeypatch):
         left, right = np.sort(rng.choice(width + 1, 2, replace=False))
         top, bottom = np.sort(rng.choice(height + 1, 2, replace=False))
         box = np.array([left, top, right, bottom], dtype=np.float32)
-        crops = original.ImageCrops(
-            Image.fromarray(image), [(tuple(box), mask)]
-        )  # newer Pillows take no array
+        crops = original.ImageCrops(Image.fromarray(image), [(tuple(box), mask)])  # newer Pillows take no array
         assert np.array_equal(crops[0][0], crop_object(image, mask, box))
 
 
@@ -224,24 +221,18 @@ def test_colours_by_clip_benchmark(tmp_path, monkeypatch):
     """The whole of color_classification, with clip_benchmark's own classifier around a small random CLIP."""
     metrics = stand_in("metrics", classification_report=None, balanced_accuracy_score=None)
     folder = packages("clip_benchmark==1.4.0") / "clip_benchmark" / "metrics"
-    zsc = run_file(
-        folder / "zeroshot_classification.py", sklearn=stand_in("sklearn"), sklearn__metrics=metrics
-    )
+    zsc = run_file(folder / "zeroshot_classification.py", sklearn=stand_in("sklearn"), sklearn__metrics=metrics)
     original = evaluator(zeroshot_classification=zsc)
     ours = load_classifier(make_geneval(tmp_path))
     model = ours.encoder.model
-    monkeypatch.setattr(
-        torch.utils.data.DataLoader, "__init__", _in_this_process(torch.utils.data.DataLoader.__init__)
-    )
+    monkeypatch.setattr(torch.utils.data.DataLoader, "__init__", _in_this_process(torch.utils.data.DataLoader.__init__))
     original.__dict__.update(
         clip_model=stand_in(
             "clip",
             encode_text=lambda tokens: model.get_text_features(input_ids=tokens).pooler_output,
             encode_image=lambda pixels: model.get_image_features(pixel_values=pixels).pooler_output,
         ),
-        tokenizer=lambda texts: ours.processor.tokenizer(texts, padding=True, return_tensors="pt")[
-            "input_ids"
-        ],
+        tokenizer=lambda texts: ours.processor.tokenizer(texts, padding=True, return_tensors="pt")["input_ids"],
         transform=lambda crop: ours.processor.pictures(images=crop, return_tensors="pt")["pixel_values"][0],
     )
     rng = np.random.default_rng(3)
@@ -276,16 +267,13 @@ def test_original_evaluator_reads_folders_and_results_are_read_back(tmp_path, mo
     for number in range(36):
         names = [str(name) for name in rng.choice(CLASS_NAMES, 2, replace=False)]
         records.append(
-            random_record(rng, names)
-            | {"tag": TAGS[number % 5 if number < 30 else 5], "prompt": f"no. {number}"}
+            random_record(rng, names) | {"tag": TAGS[number % 5 if number < 30 else 5], "prompt": f"no. {number}"}
         )
         samples = [random_detections(rng, names) for _ in range(4)]
         detections |= {(number, sample): found for sample, found in enumerate(samples)}
         pictures = [encode_png(np.zeros((2, 2, 3), dtype=np.uint8)) for _ in samples]
         write_prompt_folder(tmp_path / "images", number, records[-1], pictures)
-    colour_of = {
-        float(score): COLOURS[index % 2] for d in detections.values() for index, score in enumerate(d.scores)
-    }
+    colour_of = {float(score): COLOURS[index % 2] for d in detections.values() for index, score in enumerate(d.scores)}
 
     def detector(_: None, path: str) -> Any:
         return as_mmdet(detections[int(Path(path).parts[-3]), int(Path(path).stem)])
@@ -317,9 +305,7 @@ def test_original_evaluator_reads_folders_and_results_are_read_back(tmp_path, mo
         text=True,
         check=True,
     ).stdout
-    means = tag_means(
-        [result.tag for result in results], np.array([float(verdict.correct) for verdict in ours])
-    )
+    means = tag_means([result.tag for result in results], np.array([float(verdict.correct) for verdict in ours]))
     assert f"Overall score (avg. over tasks): {overall(means):.5f}" in summary
     for tag, mean in means.items():
         assert f"{tag:<16} = {mean:.2%}" in summary

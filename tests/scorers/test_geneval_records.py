@@ -25,9 +25,7 @@ def clause(**changes: object) -> dict[str, Any]:
 
 def placed(position: object) -> dict[str, Any]:
     """A record whose second clause has a position."""
-    return changed(
-        POSITION, include=[{"class": "cup", "count": 1}, {"class": "cow", "count": 1, "position": position}]
-    )
+    return changed(POSITION, include=[{"class": "cup", "count": 1}, {"class": "cow", "count": 1, "position": position}])
 
 
 def test_every_kind_of_clause():

@@ -55,9 +55,7 @@ def decide(
 
 def test_a_score_must_be_greater_than_the_threshold():
     at = np.float32(0.3)
-    rows = many(
-        "cat", float(np.nextafter(at, np.float32(1))), float(at), float(np.nextafter(at, np.float32(0)))
-    )
+    rows = many("cat", float(np.nextafter(at, np.float32(1))), float(at), float(np.nextafter(at, np.float32(0))))
     assert found_objects(seen(*rows), 0.3, 16) == {"cat": [0]}
 
 

@@ -44,9 +44,7 @@ def batch(height: int = 40, width: int = 56) -> ScoreBatch:
 def test_published_scale(folder: Path) -> None:
     cosine = hpsv2(folder).score(batch()).values
     assert (np.abs(cosine) <= 1).all()
-    np.testing.assert_allclose(
-        hpsv2(folder, scale="cosine*100").score(batch()).values, 100 * cosine, rtol=1e-12
-    )
+    np.testing.assert_allclose(hpsv2(folder, scale="cosine*100").score(batch()).values, 100 * cosine, rtol=1e-12)
 
 
 def unnormalised(pixels: Tensor) -> Tensor:

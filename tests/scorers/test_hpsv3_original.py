@@ -35,8 +35,7 @@ PACKAGES = [
     "transformers==4.45.2",
 ]
 CASES = [(image, prompt) for image, prompt in zip(pictures(4), PROMPTS, strict=True)] + [
-    (pictures(1, height, width, seed=number)[0], prompt)
-    for number, (height, width, prompt) in enumerate(MORE)
+    (pictures(1, height, width, seed=number)[0], prompt) for number, (height, width, prompt) in enumerate(MORE)
 ]
 
 
@@ -52,9 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def dump(folder: Path, python: Path, dtype: str) -> dict[str, NDArray[np.generic]]:
     job = {
-        "settings": {
-            name: {"checkpoint": str(folder / name), "revision": None} for name in ("model", "backbone")
-        }
+        "settings": {name: {"checkpoint": str(folder / name), "revision": None} for name in ("model", "backbone")}
         | {"dtype": dtype},
         "images": str(folder / "images.npz"),
         "prompts": [prompt for _, prompt in CASES],
@@ -87,9 +84,7 @@ def ours(folder: Path, dtype: str) -> NDArray[np.float64]:
     return np.array([[each.values[0], each.details["log_sigma"][0]] for each in scores])
 
 
-def test_pixels_and_token_ids_are_the_originals(
-    folder: Path, in_float32: dict[str, NDArray[np.generic]]
-) -> None:
+def test_pixels_and_token_ids_are_the_originals(folder: Path, in_float32: dict[str, NDArray[np.generic]]) -> None:
     made = scorer(folder)
     model = made.models
     inputs = [model.inputs(image[None], [prompt]) for image, prompt in CASES]
@@ -108,15 +103,11 @@ def test_pixels_and_token_ids_are_the_originals(
     assert difference < 1e-6
 
 
-def test_the_score_in_float32_is_the_originals(
-    folder: Path, in_float32: dict[str, NDArray[np.generic]]
-) -> None:
+def test_the_score_in_float32_is_the_originals(folder: Path, in_float32: dict[str, NDArray[np.generic]]) -> None:
     numbers = ours(folder, "float32")
     for run in ("alone", "together"):
         difference = np.abs(numbers - in_float32[run]).max()
-        LOG.info(
-            f"{run}: differs by at most {difference:.2e}; the largest is {np.abs(in_float32[run]).max():.2f}"
-        )
+        LOG.info(f"{run}: differs by at most {difference:.2e}; the largest is {np.abs(in_float32[run]).max():.2f}")
         assert difference < 1e-5 * np.abs(in_float32[run]).max()
         assert numbers == pytest.approx(in_float32[run], **CLOSE)
 
@@ -125,9 +116,7 @@ def test_the_golden_values_are_the_originals(in_float32: dict[str, NDArray[np.ge
     assert in_float32["alone"][:4] == pytest.approx(GOLDEN, **CLOSE)
 
 
-def test_angles_in_bfloat16_are_the_originals(
-    folder: Path, in_bfloat16: dict[str, NDArray[np.generic]]
-) -> None:
+def test_angles_in_bfloat16_are_the_originals(folder: Path, in_bfloat16: dict[str, NDArray[np.generic]]) -> None:
     """Bit for bit: frequencies of the text, cosines and sines of the first image's patches."""
     made = scorer(folder, "bfloat16")
     model = made.models
@@ -135,13 +124,9 @@ def test_angles_in_bfloat16_are_the_originals(
     grid = model.inputs(image[None], [prompt])["image_grid_thw"]
     made.close()
     backbone = model.network.backbone
-    assert np.array_equal(
-        backbone.language_model.rotary_emb.inv_freq.numpy(), in_bfloat16["text_frequencies"]
-    )
+    assert np.array_equal(backbone.language_model.rotary_emb.inv_freq.numpy(), in_bfloat16["text_frequencies"])
     seen = []
-    handle = backbone.visual.rotary_pos_emb.register_forward_hook(
-        lambda module, inputs, angles: seen.append(angles)
-    )
+    handle = backbone.visual.rotary_pos_emb.register_forward_hook(lambda module, inputs, angles: seen.append(angles))
     with torch.inference_mode():
         backbone.visual(torch.zeros(int(grid.prod()), 1176, dtype=torch.bfloat16), grid_thw=grid)
     handle.remove()
@@ -159,9 +144,7 @@ def test_the_score_in_bfloat16_is_nearer_with_the_originals_angles(
     rounded = np.abs(ours(folder, "bfloat16") - expected).mean()
     monkeypatch.setattr(hpsv3_model, "_round_angles", lambda backbone: None)
     exact = np.abs(ours(folder, "bfloat16") - expected).mean()
-    LOG.info(
-        f"bfloat16: {rounded:.4f} with rounded angles, {exact:.4f} with exact ones; spread {expected.std():.4f}"
-    )
+    LOG.info(f"bfloat16: {rounded:.4f} with rounded angles, {exact:.4f} with exact ones; spread {expected.std():.4f}")
     assert rounded < 0.05 * expected.std()
     assert rounded < 0.7 * exact
 

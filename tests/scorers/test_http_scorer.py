@@ -93,9 +93,7 @@ def test_rejects_answers_of_foreign_server(strange_server: Any) -> None:
     with pytest.raises(DataError, match="is no scoring server: status 200, not JSON"):
         client(url).check()
     strange_server.answer = lambda question: json.dumps({**ready, "version": 2}).encode()
-    with pytest.raises(
-        DataError, match=r"must be odd \(version 1\), but .* the server at .* is odd \(version 2"
-    ):
+    with pytest.raises(DataError, match=r"must be odd \(version 1\), but .* the server at .* is odd \(version 2"):
         client(url).check()
     for id_of, said in (
         (lambda question: "another", r"the server at .* answered another question: id must be"),

@@ -71,16 +71,12 @@ class TestFailures:
     )
     def test_malformed_answer_is_retried_then_refused(self, judge_server, make_wise, reply, fault):
         judge_server.replies.extend([reply, reply])
-        np.testing.assert_allclose(
-            make_wise().score(batch_of(1)).values, make_wise().score(batch_of(1)).values
-        )
+        np.testing.assert_allclose(make_wise().score(batch_of(1)).values, make_wise().score(batch_of(1)).values)
         assert [request.body["seed"] for request in judge_server.requests] == [0, 1, 2]
         judge_server.replies.extend([reply] * 3)
         scores = make_wise().score(batch_of(1, first=2))
         assert np.isnan(scores.values).all()
-        assert re.search(
-            rf"(?s)^no well-formed answer .* 3 attempts\. WISE prompt 2: .*{fault}", scores.refused[0]
-        )
+        assert re.search(rf"(?s)^no well-formed answer .* 3 attempts\. WISE prompt 2: .*{fault}", scores.refused[0])
         assert len(judge_server.requests) == 6
 
     def test_one_refusal_does_not_stop_the_batch(self, judge_server, make_wise):
@@ -115,9 +111,7 @@ class TestFailures:
     @pytest.mark.parametrize("status", [400, 404, 422])
     def test_rejected_request_error_names_the_setting(self, judge_server, make_wise, status):
         judge_server.answer = lambda request: Reply(b'{"error": {"message": "no field seed"}}', status)
-        with pytest.raises(
-            DataError, match=rf"answered {status} to WISE prompt 1: .*no field seed.*`request`"
-        ):
+        with pytest.raises(DataError, match=rf"answered {status} to WISE prompt 1: .*no field seed.*`request`"):
             make_wise(concurrency=1).score(batch_of(4))
         assert len(judge_server.requests) == 1  # neither that again nor the others
 
@@ -157,9 +151,7 @@ class TestKey:
             assert "sk-" not in everything(caught.value)
 
     @pytest.mark.parametrize("status", [200, 200.2, 200.5, 400, 401, 404, 500, 0], ids=str)
-    def test_key_never_appears_in_output(
-        self, judge_server, make_wise, monkeypatch, caplog, capfd, tmp_path, status
-    ):
+    def test_key_never_appears_in_output(self, judge_server, make_wise, monkeypatch, caplog, capfd, tmp_path, status):
         """A server that repeats the key in every way; 200.2: as finish_reason; 200.5: in thoughts."""
         monkeypatch.setenv("JUDGE_KEY", KEY)
         caplog.set_level(1)

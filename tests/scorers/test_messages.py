@@ -56,9 +56,7 @@ def test_sources_come_back_as_they_were() -> None:
     assert got.sources is not None
     assert np.array_equal(got.sources, sources)
     assert np.array_equal(got.images, images)
-    plain = decode_batch(
-        read(encode_batch(ScoreBatch(images, ["a", "b", "c"], [{}, {}, {}], [0, 0, 1]), "q"))
-    )
+    plain = decode_batch(read(encode_batch(ScoreBatch(images, ["a", "b", "c"], [{}, {}, {}], [0, 0, 1]), "q")))
     assert plain.sources is None
 
 

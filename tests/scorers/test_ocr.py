@@ -126,9 +126,7 @@ def test_another_field() -> None:
     ],
 )
 @pytest.mark.parametrize("prompt", ["a sign", 'a 12" pizza', 'a "" sign'])
-def test_a_missing_target_is_refused(
-    changes: dict[str, Any], metadata: dict[str, Any], said: str, prompt: str
-) -> None:
+def test_a_missing_target_is_refused(changes: dict[str, Any], metadata: dict[str, Any], said: str, prompt: str) -> None:
     with pytest.raises(DataError, match=rf"^scorers\.signs: prompt .*{said}"):
         ocr(**changes).score(ScoreBatch(drawn("OPEN"), [prompt], [metadata], [0]))
 
@@ -155,14 +153,10 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"recogniser: .*rec\.onnx has no list of its characters"):
         scorer.score(image)
     (tmp_path / "rec.onnx").write_bytes(b"damaged")
-    with pytest.raises(
-        DataError, match=r"recogniser: .*rec\.onnx cannot be read \(\w+: .*Fetch the files again"
-    ):
+    with pytest.raises(DataError, match=r"recogniser: .*rec\.onnx cannot be read \(\w+: .*Fetch the files again"):
         scorer.score(image)
     shutil.copy(tmp_path / "rec.onnx", tmp_path / "other_rec.onnx")
-    with pytest.raises(
-        DataError, match=r"needs one file \*rec\*\.onnx in .*, got other_rec\.onnx, rec\.onnx"
-    ):
+    with pytest.raises(DataError, match=r"needs one file \*rec\*\.onnx in .*, got other_rec\.onnx, rec\.onnx"):
         scorer.score(image)
 
 

@@ -92,9 +92,7 @@ class TestScores:
         )
         scores = make(attempts=2).score(batch_of(2, record=LISTED))
         assert scores.values[1] == 1.0 and np.isnan(scores.values[0])
-        assert scores.refused[0].startswith(
-            "2 of 4 questions have no answer, such as no well-formed answer in 2"
-        )
+        assert scores.refused[0].startswith("2 of 4 questions have no answer, such as no well-formed answer in 2")
         assert "question 2 of prompt 'prompt 1': must be yes or no" in scores.refused[0]
         assert len(judge_server.requests) == 6 + 2 * 2
         judge_server.requests.clear()

@@ -63,9 +63,7 @@ def of_requests(status: int) -> requests.HTTPError:
 
 
 def of_aiohttp(status: int) -> aiohttp.ClientResponseError:
-    about = aiohttp.RequestInfo(
-        URL("http://judge"), "POST", CIMultiDictProxy(CIMultiDict()), URL("http://judge")
-    )
+    about = aiohttp.RequestInfo(URL("http://judge"), "POST", CIMultiDictProxy(CIMultiDict()), URL("http://judge"))
     return aiohttp.ClientResponseError(about, (), status=status)
 
 

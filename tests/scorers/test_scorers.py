@@ -63,10 +63,7 @@ def test_the_reward_is_the_weighted_sum():
             )
             for value in (np.nan, np.inf, -np.inf)
         ),
-        *(
-            (Scores(np.zeros(shape)), "needs one value for each of 2 images, an array of ")
-            for shape in (1, 3, (2, 1))
-        ),
+        *((Scores(np.zeros(shape)), "needs one value for each of 2 images, an array of ") for shape in (1, 3, (2, 1))),
         *(
             (Scores(np.zeros(2), {"detections": detail}), "detail 'detections'")
             for detail in (np.array([0.0, np.nan]), np.zeros(1))
@@ -114,7 +111,5 @@ def test_only_refused_images_may_lack_a_score():
 
 def test_reward_raises_on_refused_image():
     reward = Reward({KEY: External(KEY, settings())}, {KEY: 1.0})
-    with pytest.raises(
-        DataError, match=r"^scorer odd: refuses an image of the prompt 'prompt x' \(the reason"
-    ):
+    with pytest.raises(DataError, match=r"^scorer odd: refuses an image of the prompt 'prompt x' \(the reason"):
         reward.scores(batch("refuse"))

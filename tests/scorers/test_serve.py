@@ -25,9 +25,7 @@ from tests.waiting import wait_for
 def start(params: Path) -> Iterator[Callable[..., ServerProcess]]:
     """Starts servers as processes, which end with the test."""
     with ExitStack() as stack:
-        yield lambda *options, **variables: stack.enter_context(
-            ServerProcess(params, KEY, *options, **variables)
-        )
+        yield lambda *options, **variables: stack.enter_context(ServerProcess(params, KEY, *options, **variables))
 
 
 class TestOptions:
@@ -74,9 +72,7 @@ class TestEnd:
         wait_for(lambda: httpx.get(f"{server.url}/health").json()["queue"] == 2, 5.0, "the server")
         server.process.send_signal(signal.SIGTERM)
         assert running.result().values.tolist() == expected(batch())
-        with pytest.raises(
-            TransientError, match="the scoring server is shutting down; it did not score this batch"
-        ):
+        with pytest.raises(TransientError, match="the scoring server is shutting down; it did not score this batch"):
             waiting.result()
         assert server.process.wait(5.0) == 0
 
@@ -99,16 +95,12 @@ class TestEnd:
         self, start: Callable[..., ServerProcess], pool: ThreadPoolExecutor, tmp_path: Path
     ) -> None:
         server = start("--batch-seconds", "0.5")
-        asked = pool.submit(
-            client(server.url).score, batch("slow", seconds=60, begun=str(tmp_path / "begun"))
-        )
+        asked = pool.submit(client(server.url).score, batch("slow", seconds=60, begun=str(tmp_path / "begun")))
         wait_for((tmp_path / "begun").exists, 5.0, "the server")
         health = httpx.get(f"{server.url}/health").json()
         assert health["state"] == "scoring"
         assert 0 <= health["scoring_seconds"] < 60
-        with pytest.raises(
-            TransientError, match=r"gave no answer within 0.5 s \(--batch-seconds\) and still runs"
-        ):
+        with pytest.raises(TransientError, match=r"gave no answer within 0.5 s \(--batch-seconds\) and still runs"):
             asked.result()
         assert server.process.wait(5.0) == TransientError.exit_code
 

@@ -40,9 +40,7 @@ def found(module: str) -> list[str]:
 
 
 def test_finds_user_modules_that_are_imported(own):
-    assert found("rewards") == [
-        *("beside", "kit", "kit.colour", "kit.deep", "kit.deep.names", "kit.table", "rewards")
-    ]
+    assert found("rewards") == [*("beside", "kit", "kit.colour", "kit.deep", "kit.deep.names", "kit.table", "rewards")]
 
 
 def test_a_module_in_a_package_brings_the_package(own):
@@ -61,9 +59,7 @@ def test_linked_environment_is_not_user_code(own, monkeypatch):
     """Its modules are found below the link, and the folders of Python are those that it points to."""
     installed = Path(safetensors.__file__).parents[1]
     (own / "link").symlink_to(installed)
-    monkeypatch.setattr(
-        sys, "path", [str(own / "link"), *(path for path in sys.path if path != str(installed))]
-    )
+    monkeypatch.setattr(sys, "path", [str(own / "link"), *(path for path in sys.path if path != str(installed))])
     (own / "rewards.py").write_text("import safetensors\n")
     importlib.invalidate_caches()
     assert found("rewards") == ["rewards"]
@@ -74,9 +70,7 @@ def test_installed_package_includes_only_its_modules():
     assert not [name for name in found("safetensors.numpy") if not name.startswith("safetensors")]
 
 
-@pytest.mark.parametrize(
-    "module", ["no_such_module", "kit.no_such_module", "sys", "chunk_grpo.scorers.shapes"]
-)
+@pytest.mark.parametrize("module", ["no_such_module", "kit.no_such_module", "sys", "chunk_grpo.scorers.shapes"])
 def test_foreign_modules_have_no_source_files(module, own):
     assert [name for name in found(module) if name not in ("kit",)] == []
 

@@ -26,9 +26,7 @@ SCRIPT = ROOT / "tests" / "scorers" / "script_worker.py"
 SUMS = [float(image.sum()) for image in batch().images]
 
 
-def scripted(
-    script: Path = SCRIPT, executor: dict[str, Any] | None = None, **options: Any
-) -> SubprocessScorer:
+def scripted(script: Path = SCRIPT, executor: dict[str, Any] | None = None, **options: Any) -> SubprocessScorer:
     return SubprocessScorer(KEY, settings(**options), in_subprocess(script=str(script), **(executor or {})))
 
 
@@ -48,9 +46,7 @@ def wait_for_end(pid: int, limit: float = 5.0) -> None:
 
 def socket_of(pid: int) -> Path:
     """Where a worker listens."""
-    [connection] = [each for each in psutil.Process(pid).net_connections("unix") if "scorer-" in each.laddr][
-        :1
-    ]
+    [connection] = [each for each in psutil.Process(pid).net_connections("unix") if "scorer-" in each.laddr][:1]
     return Path(connection.laddr)
 
 
@@ -75,9 +71,7 @@ class TestFaults:
         scorer = scripted(executor={"start_seconds": 4.0, "timeout_seconds": 0.5})
         scorer.score(batch())
         start = time.monotonic()
-        with pytest.raises(
-            TransientError, match=r"gave no answer within 0\.5 s and was killed, with no output"
-        ):
+        with pytest.raises(TransientError, match=r"gave no answer within 0\.5 s and was killed, with no output"):
             scorer.score(batch("hang", pids=str(tmp_path / "pids")))
         assert 0.5 < time.monotonic() - start < 30
         assert scorer.pid is None
@@ -189,8 +183,7 @@ class TestScripts:
         check = "import importlib.util\nassert importlib.util.find_spec('chunk_grpo') is None\n"
         (tmp_path / "my_worker.py").write_text(check + found[1])
         scorer, other = (
-            scripted(tmp_path / "my_worker.py", {"python": python}, refuses=refuses)
-            for refuses in ("xx", "y")
+            scripted(tmp_path / "my_worker.py", {"python": python}, refuses=refuses) for refuses in ("xx", "y")
         )
         pictures = batch()
         scores = scorer.score(pictures)

@@ -47,9 +47,7 @@ def test_after_the_limit_it_is_neither_asked_again_nor_closed() -> None:
     scorer = Waiting()
     limited = Limited("own", scorer, 0.2)
     for _ in range(2):
-        with pytest.raises(
-            TimeLimitError, match=r"scorer own: no answer within 0\.2 s \(executors\.own\.timeout"
-        ):
+        with pytest.raises(TimeLimitError, match=r"scorer own: no answer within 0\.2 s \(executors\.own\.timeout"):
             limited.score(BATCH)
     limited.close()
     assert not scorer.closed

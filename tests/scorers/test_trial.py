@@ -82,9 +82,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, refuses: Callable[[str], bool]) ->
     return scorer
 
 
-def test_some_refused_images_are_reported(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_some_refused_images_are_reported(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     try_scorer("own", refusing(monkeypatch, lambda prompt: prompt == "eval 1"), [EVAL], 1)
     assert "scorer own: refuses 1 of 3 images of the trial, such as that of 'eval 1': no" in caplog.text
 

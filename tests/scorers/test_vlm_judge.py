@@ -134,9 +134,7 @@ class TestYesProbability:
         "reply", [completion("Yes"), b"{}", b"<html>", b'{"choices": [{"logprobs": {"content": []}}]}']
     )
     def test_a_reply_without_probabilities_is_refused(self, reply):
-        with pytest.raises(
-            ValueError, match=r"no log probabilities of its first token .*does the endpoint offer"
-        ):
+        with pytest.raises(ValueError, match=r"no log probabilities of its first token .*does the endpoint offer"):
             YesProbability().answer(reply)
 
 
@@ -213,9 +211,7 @@ class TestTemplateFile:
     def test_template_file_with_evaluator_source(self, judge_server, make, tmp_path):
         judge_server.answer = lambda request: Reply("Stars: 3")
         path = tmp_path / "evaluate.py"
-        path.write_text(
-            "def ask(prompt):\n    question = f'<image>\\n{{Rate}} [{prompt}]'\n    raise SystemExit\n"
-        )
+        path.write_text("def ask(prompt):\n    question = f'<image>\\n{{Rate}} [{prompt}]'\n    raise SystemExit\n")
         make(template=None, template_file=str(path)).score(batch_of(1, record={}))
         assert judge_server.requests[0].text == "<image>\n{Rate} [prompt 1]"
 

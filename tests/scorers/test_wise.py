@@ -217,17 +217,13 @@ class TestKept:
             process.wait()
         (path,) = tmp_path.glob("*.jsonl")
         kept = [
-            json.loads(line)["label"]
-            for line in path.read_bytes().splitlines(keepends=True)
-            if line.endswith(b"\n")
+            json.loads(line)["label"] for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")
         ]
         sent = len(judge_server.requests)
         judge_server.answer = by_image
         assert sent - 2 <= len(kept) <= sent < 12
         judge_server.requests.clear()
         resumed = wise(judge_server.url, tmp_path, concurrency=8).score(batch_of(12)).values
-        assert {id_of(r) for r in judge_server.requests} == set(range(1, 13)) - {
-            int(k.split()[-1]) for k in kept
-        }
+        assert {id_of(r) for r in judge_server.requests} == set(range(1, 13)) - {int(k.split()[-1]) for k in kept}
         assert len(judge_server.requests) == 12 - len(kept)
         assert resumed.tolist() == wise(judge_server.url, tmp_path / "b").score(batch_of(12)).values.tolist()

@@ -101,9 +101,7 @@ class TestAnswers:
     def test_verified_is_one_line(self, answer, score):
         assert parse_answer("verified", answer) == {"score": score}
 
-    @pytest.mark.parametrize(
-        "answer", ["Score: 2", "1", "Score: 1\nScore: 1", "Score: 0 or 1", "Consistency: 1"]
-    )
+    @pytest.mark.parametrize("answer", ["Score: 2", "1", "Score: 1\nScore: 1", "Score: 0 or 1", "Consistency: 1"])
     def test_rejects_malformed_verified_answer(self, answer):
         with pytest.raises(ValueError):
             parse_answer("verified", answer)

@@ -42,9 +42,7 @@ def url(judge: Path) -> Iterator[str]:
         env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     )
     try:
-        wait_for(
-            partial(answers, f"http://127.0.0.1:{port}/health", process), 300.0, "an answer of the server"
-        )
+        wait_for(partial(answers, f"http://127.0.0.1:{port}/health", process), 300.0, "an answer of the server")
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         process.send_signal(signal.SIGTERM)
@@ -83,9 +81,7 @@ def answers_here(folder: Path, batch: ScoreBatch) -> list[str]:
             messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
         )
         tokens = model.generate(**inputs, max_new_tokens=20, do_sample=False)
-        said.append(
-            processor.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True).strip()
-        )
+        said.append(processor.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True).strip())
     return said
 
 

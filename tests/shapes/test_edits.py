@@ -44,9 +44,7 @@ def test_instructions_differ_and_their_words_fit_the_text_encoder() -> None:
 def test_every_drawn_edit_is_unambiguous_and_its_result_is_judged_right() -> None:
     rng = random.Random(0)
     pairs = [(i, draw_edit(i, rng)) for i in all_instructions() for _ in range(2)]
-    results, sources = (
-        render([getattr(edit, name) for _, edit in pairs]).numpy() for name in ("result", "source")
-    )
+    results, sources = (render([getattr(edit, name) for _, edit in pairs]).numpy() for name in ("result", "source"))
     for (instruction, edit), result, source in zip(pairs, results, sources, strict=True):
         named = [instruction.fits(thing.shape, thing.colour) for thing in edit.source.things]
         assert named == [True] + [False] * (len(named) - 1), edit
@@ -87,9 +85,7 @@ def test_metadata_survives_json() -> None:
         (RECOLOUR, (replace(GREEN, x=23.0, y=8.0), SQUARE), "no green circle", "green circle added"),
     ],
 )  # fmt: skip
-def test_the_first_fault_is_named(
-    edit: Edit, things: tuple[Thing, ...], asked: str | None, kept: str | None
-) -> None:
+def test_the_first_fault_is_named(edit: Edit, things: tuple[Thing, ...], asked: str | None, kept: str | None) -> None:
     assert TOLERANCE == 2.0
     image = picture(*things)
     verdict = judge_edit(image, edit)
@@ -121,9 +117,7 @@ def test_grades_by_hand() -> None:
     assert moved / right == pytest.approx(np.exp(-0.5), abs=0.03)
     added = graded_edit(picture(GREEN, SQUARE, Thing("cross", "red", 24.0, 8.0, 5.0)), RECOLOUR)
     assert added == pytest.approx(0.9 * right, rel=1e-6)
-    three = replace(
-        RECOLOUR, source=replace(SOURCE, things=(*SOURCE.things, Thing("cross", "red", 24.0, 8.0, 5.0)))
-    )
+    three = replace(RECOLOUR, source=replace(SOURCE, things=(*SOURCE.things, Thing("cross", "red", 24.0, 8.0, 5.0))))
     assert graded_edit(picture(GREEN, SQUARE), three) == pytest.approx(right / 2, abs=0.02)
 
 

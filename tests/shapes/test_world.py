@@ -35,9 +35,7 @@ def test_drawn_area_is_the_shape_s_area(shape):
     image = picture(Thing(shape, "blue", 16, 16, 8))
     blue, white = np.array(COLOURS["blue"]) / 255, np.full(3, 245 / 255)
     cover = (image - white[:, None, None])[0] / (blue - white)[0]
-    area = {"circle": np.pi * 64, "square": 256.0, "triangle": 128.0, "cross": 256 * (1 / 3 + 1 / 3 - 1 / 9)}[
-        shape
-    ]
+    area = {"circle": np.pi * 64, "square": 256.0, "triangle": 128.0, "cross": 256 * (1 / 3 + 1 / 3 - 1 / 9)}[shape]
     assert cover.sum() == pytest.approx(area, rel=0.02)
 
 
@@ -56,9 +54,7 @@ def test_every_caption_holds_in_the_scenes_drawn_for_it(left_to_right):
     rng = random.Random(0)
     specs = all_prompts() + knowledge_prompts()
     images = render([sample_scene(spec, rng, left_to_right=left_to_right) for spec in specs]).numpy()
-    wrong = [
-        spec.prompt for spec, image in zip(specs, images, strict=True) if not exact_score(detect(image), spec)
-    ]
+    wrong = [spec.prompt for spec, image in zip(specs, images, strict=True) if not exact_score(detect(image), spec)]
     assert wrong == []
 
 

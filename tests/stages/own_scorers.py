@@ -56,9 +56,7 @@ def add_judge(workspace: Workspace, batch_size: int = 2, code: str = CODE, **set
     """Put the scorer `own` into params.yaml and into the specs; its stage has nothing done yet."""
     (workspace.root / "own_rewards.py").write_text(code)
     section = {"kind": "external", "splits": ["eval"], "batch_size": batch_size, "version": 1, "options": {}}
-    workspace.edit(
-        lambda raw: raw["scorers"].update(own=section | {"source": "own_rewards:judge"} | settings)
-    )
+    workspace.edit(lambda raw: raw["scorers"].update(own=section | {"source": "own_rewards:judge"} | settings))
     check(workspace)
 
 

@@ -88,9 +88,7 @@ def test_missing_scorer_source_is_reported_before_any_output(
     assert workspace.run("inputs") == 0
     before = workspace.files()
     assert workspace.run("check_scorers") == 2
-    assert "scorers.own.source: cannot import no_such_rewards:brightness" in " ".join(
-        capsys.readouterr().err.split()
-    )
+    assert "scorers.own.source: cannot import no_such_rewards:brightness" in " ".join(capsys.readouterr().err.split())
     assert workspace.files() == before
 
 

@@ -147,9 +147,7 @@ def test_images_that_cannot_be_compared(
     assert rows(workspace, "base") == before
 
 
-def test_files_that_have_changed_since(
-    workspace: Workspace, saved: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_that_have_changed_since(workspace: Workspace, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     compare(workspace, mine={"kind": "weights", "path": str(saved)})
     (saved / "transformer" / "another.txt").write_text("")
     assert workspace.run("generate_policy@mine") == 3
@@ -168,9 +166,7 @@ def test_a_policy_that_is_not_there_ends_the_run_at_once(
 
 
 @pytest.mark.parametrize("name", ["base", VARIANT])
-def test_rejects_reserved_policy_names(
-    name: str, workspace: Workspace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rejects_reserved_policy_names(name: str, workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     workspace.edit(lambda raw: raw.update(policies={name: {"kind": "weights", "path": "saved"}}))
     assert workspace.run("inputs") == 2
     assert re.search(rf"policies\.{name}: this name means", capsys.readouterr().err)

@@ -29,9 +29,7 @@ def test_a_trained_policy_that_is_cut_off(workspace: Workspace, capsys: pytest.C
     assert refused(workspace, "generate", capsys).startswith(f"{name}: cut off or damaged (")
 
 
-def test_a_model_that_gives_nan_at_the_profile(
-    workspace: Workspace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_gives_nan_at_the_profile(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     folder = workspace.artifacts / "embeddings" / "profile"
     index = read_table(folder / "index.parquet", "embeddings").to_pylist()
     record = [row for row in index if row["prompt_id"].startswith("train-")][1]

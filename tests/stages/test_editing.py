@@ -123,9 +123,7 @@ def test_edits_of_the_toy_world_bring_their_pictures(editing: Workspace) -> None
         metadata = [json.loads(prompt["metadata"]) for prompt in prompts]
         batch = ScoreBatch(images, [p["prompt"] for p in prompts], metadata, range(len(prompts)), sources)
         scored = shapes_scorer("shapes-edit").score(batch)
-        for values, value in zip(
-            (scored.values, *map(scored.details.get, ("asked", "kept"))), scores, strict=True
-        ):
+        for values, value in zip((scored.values, *map(scored.details.get, ("asked", "kept"))), scores, strict=True):
             assert values is not None and set(values) == {value}
 
 

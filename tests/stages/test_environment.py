@@ -72,9 +72,7 @@ def test_rejects_invalid_environment_variables(
     ],
     ids=str,
 )
-def test_accepts_variables_of_launchers_and_schedulers(
-    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accepts_variables_of_launchers_and_schedulers(given: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     check_environment()

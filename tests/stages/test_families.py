@@ -41,17 +41,13 @@ def test_a_family_from_elsewhere_is_encoded_profiled_trained_and_drawn(workspace
         if not family_class(name).only_edits
     ],
 )
-def test_a_family_is_encoded_profiled_trained_and_drawn(
-    name: str, workspace: Workspace, tmp_path: Path
-) -> None:
+def test_a_family_is_encoded_profiled_trained_and_drawn(name: str, workspace: Workspace, tmp_path: Path) -> None:
     """By the pipeline's own grid, guided where it is. The weights are random, so the images mean nothing."""
     case = module_of(name).CASE
     module_of(name).random_pipeline().save_pretrained(tmp_path / "checkpoint")
 
     def change(raw: dict[str, Any]) -> None:
-        raw["model"].update(
-            family=name, checkpoint=str(tmp_path / "checkpoint"), max_sequence_length=case.tokens
-        )
+        raw["model"].update(family=name, checkpoint=str(tmp_path / "checkpoint"), max_sequence_length=case.tokens)
         raw["sampling"].update(shift=None, cfg_scale=case.scales[-1])
         raw["generate"].update(shift=None, cfg_scale=case.scales[-1])
 

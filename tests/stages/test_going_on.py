@@ -123,9 +123,7 @@ def key_of(workspace: Workspace) -> str:
     ("edit", "is_another"),
     [
         (
-            lambda raw: raw["train"].update(
-                checkpoint_every=7, checkpoint_minutes=5.0, keep_state=True, iterations=9
-            ),
+            lambda raw: raw["train"].update(checkpoint_every=7, checkpoint_minutes=5.0, keep_state=True, iterations=9),
             False,
         ),
         (lambda raw: raw["train"].update(seeds=[0, 5]), False),

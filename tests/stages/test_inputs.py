@@ -135,20 +135,14 @@ def test_a_hub_id_needs_a_commit(own: Workspace, capsys: pytest.CaptureFixture[s
     assert own.run("inputs") == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "model.revision: must be a commit of the hub (40 hexadecimal digits)" in said
-    assert (
-        "got 'main' for owner/model, which is no file or folder here: fix the path, or take a commit" in said
-    )
+    assert "got 'main' for owner/model, which is no file or folder here: fix the path, or take a commit" in said
     own.edit(lambda raw: raw["model"].update(revision="0" * 40))
     assert b'"commit": "' + b"0" * 40 in ran(own)["model"]
 
 
-def test_a_hub_revision_is_the_commit_in_the_hubs_cache(
-    own: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_revision_is_the_commit_in_the_hubs_cache(own: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(own.root / "hub"))
-    own.edit(
-        lambda raw: raw["prompts"]["train_file"].update(path="owner/set", hub_file="train.txt", revision="v1")
-    )
+    own.edit(lambda raw: raw["prompts"]["train_file"].update(path="owner/set", hub_file="train.txt", revision="v1"))
     before = ran(own)["prompts"]
     reference = own.root / "hub" / "datasets--owner--set" / "refs" / "v1"
     reference.parent.mkdir(parents=True)
@@ -157,9 +151,7 @@ def test_a_hub_revision_is_the_commit_in_the_hubs_cache(
     assert b"v1" in before and b"1" * 40 in after
 
 
-def test_a_model_that_changed_meanwhile_is_refused(
-    workspace: Workspace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_changed_meanwhile_is_refused(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(CHECKPOINT, workspace.root / "model")
     workspace.edit(lambda raw: raw["model"].update(checkpoint="model"))
     assert workspace.run("inputs") == 0

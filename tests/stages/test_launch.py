@@ -30,9 +30,7 @@ def started(tmp_path: Path) -> Started:
     return Started(tmp_path, processes=2)
 
 
-def test_all_processes_run_and_the_first_one_writes_what_a_stage_writes(
-    started: Started, tmp_path: Path
-) -> None:
+def test_all_processes_run_and_the_first_one_writes_what_a_stage_writes(started: Started, tmp_path: Path) -> None:
     assert started.ended("nothing") == (0, "", "")
     assert started.all_say(BEGUN)
     assert read_manifest(tmp_path / "runs" / "test@a.json").stage == "test@a"
@@ -60,9 +58,7 @@ with socket.socket() as other:
 print(outcome.code, outcome.account)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert re.fullmatch(
-        r"75 error: port \d+ could not be used \(.+\); run the same command again\n\n", done.stdout
-    )
+    assert re.fullmatch(r"75 error: port \d+ could not be used \(.+\); run the same command again\n\n", done.stdout)
 
 
 @pytest.mark.slow
@@ -89,9 +85,7 @@ def test_the_failure_of_one_ends_all_with_its_message(started: Started) -> None:
         pytest.param("the launcher", signal.SIGHUP, marks=pytest.mark.slow),
     ],
 )
-def test_stop_reaches_all_processes_and_is_printed_once(
-    reaches: str, number: signal.Signals, started: Started
-) -> None:
+def test_stop_reaches_all_processes_and_is_printed_once(reaches: str, number: signal.Signals, started: Started) -> None:
     """A terminal sends it to all of them."""
     with started.start("train") as process:
         wait_for(lambda: started.all_say("begun"), 60, "both")
@@ -121,9 +115,7 @@ def test_processes_that_hang_are_killed_when_the_time_of_a_stop_is_over(started:
         process.terminate()
         _, errors = process.communicate(timeout=10)
     assert process.returncode == 137
-    assert errors == (
-        "a process was killed 2 s after the stop (CHUNK_GRPO_STOP_SECONDS): what it was saving is lost\n"
-    )
+    assert errors == ("a process was killed 2 s after the stop (CHUNK_GRPO_STOP_SECONDS): what it was saving is lost\n")
 
 
 @pytest.mark.slow
@@ -144,15 +136,11 @@ def test_a_stop_that_cannot_save_keeps_the_code_of_that_failure(started: Started
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's own")
 @pytest.mark.parametrize("by_another", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_processes_end_with_the_one_that_started_them_or_its_parent(
-    by_another: bool, started: Started
-) -> None:
+def test_processes_end_with_the_one_that_started_them_or_its_parent(by_another: bool, started: Started) -> None:
     command = started.command("train")
     if by_another:
         command = [sys.executable, "-c", f"import subprocess; subprocess.run({command!r})"]
-    with subprocess.Popen(
-        command, cwd=started.folder, env=started.environment(), stderr=subprocess.DEVNULL
-    ) as first:
+    with subprocess.Popen(command, cwd=started.folder, env=started.environment(), stderr=subprocess.DEVNULL) as first:
         wait_for(lambda: started.all_say("begun"), 60, "both")
         first.kill()
     wait_for(lambda: started.all_say("saved"), 60, "both saved")
@@ -186,9 +174,7 @@ def test_a_stage_of_one_process_uses_one_machine_and_any_number_uses_all() -> No
 
 
 def test_machines_that_cannot_share_the_trajectories_are_refused() -> None:
-    with pytest.raises(
-        ConfigError, match="PET_NNODES: must divide the 16 trajectories of an update evenly, got 3"
-    ):
+    with pytest.raises(ConfigError, match="PET_NNODES: must divide the 16 trajectories of an update evenly, got 3"):
         _launch._fitting(8, 3, lambda: 16)
 
 
@@ -265,9 +251,7 @@ def test_all_processes_wait_until_the_first_one_has_saved(shared: Workspace) -> 
     (shared.root / "slow.py").write_text(SLOW_SAVE)
     command = [sys.executable, "slow.py", *shared.options("train")[1]]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        command, cwd=shared.root, env=environment, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen(command, cwd=shared.root, env=environment, stderr=subprocess.PIPE, text=True) as process:
         wait_for(lambda: any((shared.root / "logs").rglob("progress.jsonl")), 120, "training")
         process.terminate()
         wait_for((shared.root / "saving").exists, 60, "saving")

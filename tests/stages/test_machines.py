@@ -137,9 +137,7 @@ def test_without_a_common_disk_no_machine_answers_and_the_sentence_says_so(
     boards: list[Board], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(_machines, "JOIN_SECONDS", 0.1)
-    with pytest.raises(
-        TransientError, match=f"machine 1 of 2: start .*={tmp_path}, which must be on a disk that"
-    ):
+    with pytest.raises(TransientError, match=f"machine 1 of 2: start .*={tmp_path}, which must be on a disk that"):
         boards[0].call(JOB)
     for board in boards:
         board.close()
@@ -189,6 +187,4 @@ def test_a_stage_is_started_on_machine_0_alone(two: Pair, started: Started) -> N
     with two.started(1, started.command("nothing")[1:]) as stage:
         code, errors = stage.ended()
     assert code == 2
-    assert errors.startswith(
-        "error: PET_NODE_RANK: must be 0 where a stage is started, got 1; run `python -m stages"
-    )
+    assert errors.startswith("error: PET_NODE_RANK: must be 0 where a stage is started, got 1; run `python -m stages")

@@ -57,9 +57,7 @@ def test_a_reward_reads_a_column_here_and_at_a_server(made: Workspace) -> None:
         assert row["value"] == pytest.approx(1 - np.abs(mean - wanted).mean() / 255)
     metrics = made.artifacts / f"train/{made.variant}/seed-0/metrics.parquet"
     rewards = [
-        r["value"]
-        for r in read_table(str(metrics), "train_metrics").to_pylist()
-        if r["metric"] == "reward_mean"
+        r["value"] for r in read_table(str(metrics), "train_metrics").to_pylist() if r["metric"] == "reward_mean"
     ]
     assert rewards
     assert all(0 < value < 1 for value in rewards)

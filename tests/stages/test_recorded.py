@@ -21,14 +21,10 @@ def under_dvc(monkeypatch: pytest.MonkeyPatch, workspace: Workspace) -> None:
 def record(workspace: Workspace, path: Path) -> None:
     """Write a dvc.lock with an output, as DVC does when it has hashed it."""
     found = hashlib.md5(path.read_bytes()).hexdigest()
-    (workspace.root / "dvc.lock").write_text(
-        f"    - path: {path.name}\n      hash: md5\n      md5: {found}\n"
-    )
+    (workspace.root / "dvc.lock").write_text(f"    - path: {path.name}\n      hash: md5\n      md5: {found}\n")
 
 
-@pytest.mark.parametrize(
-    "has_links", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["links", "copies"]
-)
+@pytest.mark.parametrize("has_links", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["links", "copies"])
 def test_a_training_that_dvc_has_not_recorded_is_not_trained_again(
     has_links: bool, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

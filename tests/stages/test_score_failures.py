@@ -21,10 +21,7 @@ def test_an_error_of_the_network_is_asked_again(workspace: Workspace) -> None:
     do(workspace, "timeout 2")
     code, errors = score(workspace)
     assert code == 0, errors
-    assert (
-        "scorer own: no answer for 0.0 s (ReadTimeout: the judge was slow); asked again for 6.0 s more"
-        in errors
-    )
+    assert "scorer own: no answer for 0.0 s (ReadTimeout: the judge was slow); asked again for 6.0 s more" in errors
     assert calls(workspace) == [2] * 5
     assert len(scores(workspace)) == 8
 
@@ -123,9 +120,7 @@ def test_refused_images_within_the_share_have_a_row_with_the_reason(workspace: W
     do(workspace, "refuse 3")
     assert score(workspace)[0] == 0
     without = [row for row in scores(workspace) if row["value"] is None]
-    assert [(row["metric"], row["refusal"]) for row in without] == [
-        ("score", "the picture is not to be judged")
-    ]
+    assert [(row["metric"], row["refusal"]) for row in without] == [("score", "the picture is not to be judged")]
     assert len(scores(workspace)) == 8
 
 

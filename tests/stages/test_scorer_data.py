@@ -81,9 +81,7 @@ def test_a_long_list_is_cut(made: Workspace, capfd: pytest.CaptureFixture[str]) 
     assert "and 6 more" in said
 
 
-def test_prompts_outside_scorer_splits_need_no_data(
-    made: Workspace, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_prompts_outside_scorer_splits_need_no_data(made: Workspace, capfd: pytest.CaptureFixture[str]) -> None:
     """A scorer of a benchmark only; the other prompts have no text."""
     (made.root / "signs.csv").write_text("prompt,text\na sign,OPEN\n")
     write(made.root, ROWS, header="prompt,words")

@@ -47,13 +47,9 @@ def kill(process: "subprocess.Popen[str]", whom: str, moments: random.Random) ->
         moments.choice(pair).kill()
 
 
-def test_twenty_kills_lose_nothing_that_was_saved(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_twenty_kills_lose_nothing_that_was_saved(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PROCESSES, "2")
-    monkeypatch.setenv(
-        "DVC_ROOT", str(workspace.root)
-    )  # as under DVC, which may be killed before it has the results
+    monkeypatch.setenv("DVC_ROOT", str(workspace.root))  # as under DVC, which may be killed before it has the results
     workspace.schedule(prompts_per_iteration=4, iterations=ITERATIONS, shard_weights=True, checkpoint_every=1)
     forget(workspace)
     workspace.finish("train")

@@ -69,9 +69,7 @@ def test_bad_input_and_an_unwritable_manifest_are_exit_code_3(
     assert capsys.readouterr().err.startswith(f"error: {tmp_path}/file/run.json: cannot write: ")
 
 
-def test_transient_error_exits_75_and_a_bug_is_raised(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_transient_error_exits_75_and_a_bug_is_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def fail(error: Exception) -> NoReturn:
         raise error
 

@@ -103,19 +103,13 @@ def test_only_prompts_that_training_or_the_profile_uses_are_encoded(
     """Of 16 train prompts: the first 4 for the profile, and 2 in each of 2 iterations; 2 of 8 eval prompts."""
     params = load_params(finished.root / "params.yaml")
     train, heldout = (
-        [
-            row["prompt_id"]
-            for row in rows(finished, "prompts/training.parquet", "prompts")
-            if row["split"] == s
-        ]
+        [row["prompt_id"] for row in rows(finished, "prompts/training.parquet", "prompts") if row["split"] == s]
         for s in ("train", "eval")
     )
     drawn = {at for i in range(2) for at in prompts_of_iteration(i, 2, 16, seed=0)}
     expected = [train[at] for at in sorted(drawn)] + heldout[:2]
     assert (params.prompts.train_count, len(train), len(heldout)) == (16, 16, 8)
-    assert [
-        row["prompt_id"] for row in rows(finished, "prompts/scheduled/seed-0.parquet", "prompts")
-    ] == expected
+    assert [row["prompt_id"] for row in rows(finished, "prompts/scheduled/seed-0.parquet", "prompts")] == expected
     profile = rows(finished, "prompts/scheduled/profile.parquet", "prompts")
     assert [row["prompt_id"] for row in profile] == train[:4]
     assert workspace.run("prepare_prompts") == 0
@@ -143,9 +137,7 @@ def test_adding_a_seed_keeps_files_of_the_first(workspace: Workspace) -> None:
     assert list(dict.fromkeys(row["train_seed"] for row in scores)) == [3, 0]
 
 
-def test_settings_that_were_not_recorded_are_refused(
-    workspace: Workspace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_settings_that_were_not_recorded_are_refused(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     workspace.edit(lambda raw: raw["train"].update(kl_coef=0.5))
     assert workspace.run_as_recorded("train") == 3
     said = f"artifacts/inputs/variants/{VARIANT}.json: must have the settings of params.yaml"
@@ -205,9 +197,7 @@ def test_every_plan_covers_the_noisy_steps_with_its_weights(finished: Workspace)
     params = load_params(finished.root / "params.yaml")
     profile = rows(finished, "profile/l1_profile.parquet", "l1_profile")
     noisy = range(params.sampling.num_sde_steps)
-    mean = [
-        np.mean([r["l1_rel"] for r in profile if r["sampler"] == "sde" and r["step"] == s]) for s in noisy
-    ]
+    mean = [np.mean([r["l1_rel"] for r in profile if r["sampler"] == "sde" and r["step"] == s]) for s in noisy]
     sizes = json.loads((finished.artifacts / "chunks" / "chunks.json").read_text())
     assert sizes.keys() == params.chunks.plans.keys()
     assert sizes["listed"] == [2, 3, 4, 7]
@@ -227,9 +217,7 @@ def test_training_leaves_loadable_policies_and_no_checkpoint(finished: Workspace
     assert {row["train_seed"] for row in found} == set(params.train.seeds)
     heldout = [row["iteration"] for row in found if row["metric"] == "heldout_reward"]
     assert heldout == list(range(params.train.iterations + 1))
-    network = FluxTransformer2DModel.from_pretrained(
-        finished.artifacts / "train" / VARIANT / "seed-0" / "transformer"
-    )
+    network = FluxTransformer2DModel.from_pretrained(finished.artifacts / "train" / VARIANT / "seed-0" / "transformer")
     base = FluxTransformer2DModel.from_pretrained(Path(params.model.checkpoint) / "transformer")
     pairs = zip(network.parameters(), base.parameters(), strict=True)
     assert any(not torch.equal(a, b) for a, b in pairs)
@@ -274,9 +262,7 @@ def test_training_that_is_stopped_goes_on_and_ends_the_same(workspace: Workspace
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 75
-    assert re.search(
-        r"(?m)^stopped after iteration ([1-5]) of 6; kept in \S+/iteration-00000\1(-1)?\. Run", errors
-    )
+    assert re.search(r"(?m)^stopped after iteration ([1-5]) of 6; kept in \S+/iteration-00000\1(-1)?\. Run", errors)
     assert "Traceback" not in errors
     assert not target.exists()
     assert newest(workspace.root) >= 1

@@ -100,9 +100,7 @@ def test_a_lost_machine_ends_the_other_and_the_next_run_goes_on_to_the_same_byte
     assert shared.trained() == expected
 
 
-def test_hybrid_sharding_keeps_the_shards_once_and_resumes_to_the_same_bytes(
-    shared: Workspace, tmp_path: Path
-) -> None:
+def test_hybrid_sharding_keeps_the_shards_once_and_resumes_to_the_same_bytes(shared: Workspace, tmp_path: Path) -> None:
     """Two processes on each of two machines; all parts are written by those of the first."""
     shared.schedule(hybrid_sharding=True)
     shutil.copytree(shared.root, tmp_path / "whole")

@@ -40,9 +40,7 @@ def recorded(workspace: Workspace) -> list[Any]:
     return [json.loads(line) for line in (workspace.root / "calls").read_text().splitlines()]
 
 
-def test_the_log_has_times_and_numbers_of_images(
-    workspace: Workspace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_log_has_times_and_numbers_of_images(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     """Numbers of smoke: tests/planning/test_images.py."""
     assert workspace.run("try_scorers") == 0
     lines = [line.split("│") for line in capsys.readouterr().err.splitlines() if "shapes-" in line]
@@ -125,9 +123,7 @@ def test_a_fault_ends_the_stage_as_it_would_end_scoring(
     code, errors = tried(workspace)
     assert code == exit_code, errors
     assert message in errors
-    assert (
-        fault == "refuse" or "scorer own: failed in its trial, in the split eval, with the prompt '" in errors
-    )
+    assert fault == "refuse" or "scorer own: failed in its trial, in the split eval, with the prompt '" in errors
     assert not output.exists()
 
 

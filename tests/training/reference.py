@@ -97,9 +97,7 @@ class ReferenceTrainer:
         bound = self._settings.advantage_clip
         return (centred / (groups.std(dim=1, keepdim=True) + 1e-8)).clamp(-bound, bound).flatten().float()
 
-    def accumulate_gradient(
-        self, iteration: int, number: int, samples: Sequence[Sample], advantages: Tensor
-    ) -> None:
+    def accumulate_gradient(self, iteration: int, number: int, samples: Sequence[Sample], advantages: Tensor) -> None:
         """Compute the gradient of update `number`, sample by sample and chunk by chunk."""
         size = len(samples) // self._settings.updates_per_iteration
         rows = range(number * size, (number + 1) * size)

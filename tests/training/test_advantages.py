@@ -70,9 +70,7 @@ def gains(**changes: Any) -> torch.Tensor:
     }
     scores = {"shapes-graded": GRADED, "shapes-vivid": VIVID}
     made = Experience(None, None, 3, scores, {}, predicted)
-    return advantages_of(
-        made, WEIGHTS, method_of(small_params({**CHUNK_WS, "credit": "chunk-gains", **changes}))
-    )
+    return advantages_of(made, WEIGHTS, method_of(small_params({**CHUNK_WS, "credit": "chunk-gains", **changes})))
 
 
 def test_gains_are_of_the_weighted_sum_from_boundary_to_boundary():

@@ -129,9 +129,7 @@ def test_the_best_policy_is_part_of_each_checkpoint(tmp_path):
     for iteration, policy in enumerate(policies):
         store.keep_best(policy)
         store.save(TrainingState(iteration, {}, {}, []))
-    assert torch.equal(
-        store_in(tmp_path).latest(1) and load_file(tmp_path / "best.safetensors")["w"], policies[1]["w"]
-    )
+    assert torch.equal(store_in(tmp_path).latest(1) and load_file(tmp_path / "best.safetensors")["w"], policies[1]["w"])
     store = store_in(tmp_path)
     assert latest_iteration(store) == 2 and torch.equal(store.best()["w"], policies[2]["w"])
 
@@ -382,9 +380,7 @@ def test_a_save_that_fails_leaves_the_older_ones(function, number, said, tmp_pat
 def test_rejects_file_in_place_of_folder(tmp_path):
     folder = tmp_path / "seed-0"
     folder.touch()
-    with pytest.raises(
-        DataError, match=r"seed-0: the folder of checkpoints cannot be read \(Not a directory\)"
-    ):
+    with pytest.raises(DataError, match=r"seed-0: the folder of checkpoints cannot be read \(Not a directory\)"):
         store_in(folder).latest()
     folder.unlink()
     saved(folder, 1)

@@ -121,14 +121,12 @@ def test_trajectory_weights_use_own_l1_distances():
     """One of two chunks is drawn by an exponential race, which the test runs with the weights of Eq. (16) by loops."""
     own = {**CHUNK_WS, "selection": "trajectory"}
     trajectories = drawn()
-    trajectories.states[:, 0] *= torch.logspace(-3, 3, B).reshape(
-        B, 1, 1
-    )  # distances of the first step from 1 to 1000
+    trajectories.states[:, 0] *= torch.logspace(-3, 3, B).reshape(B, 1, 1)  # distances of the first step from 1 to 1000
     sizes = method_of(small_params(own)).plan.sizes
     distances = relative_l1(trajectories.states)[:, : sum(sizes)].to(torch.float64)
-    weights = torch.stack(
-        [part.mean(dim=1) for part in distances.split(sizes, dim=1)], dim=1
-    ) / distances.mean(dim=1, keepdim=True)
+    weights = torch.stack([part.mean(dim=1) for part in distances.split(sizes, dim=1)], dim=1) / distances.mean(
+        dim=1, keepdim=True
+    )
     made, expected, of_the_mean = [], [], []
     for context in map(draw, range(1, 6)):
         stream = generator("chunks", context.seed, context.iteration, context.update)
@@ -176,9 +174,7 @@ def test_noise_weights_follow_trained_steps():
     assert one.selected.all()
     assert one.weights is not None
     assert torch.allclose(one.weights[:, 0], by_step[torch.arange(B) % N])
-    assert (
-        made.kl_weights is None and one.kl_weights is None
-    )  # Eq. (8) of TempFlow-GRPO weighs the clipped term alone
+    assert made.kl_weights is None and one.kl_weights is None  # Eq. (8) of TempFlow-GRPO weighs the clipped term alone
 
 
 def test_interval_weights_follow_time_grid():

@@ -71,9 +71,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return lambda: [record.getMessage() for record in caplog.records if record.name in ours]
 
 
-def test_another_machine_resumes_and_only_the_newest_copy_is_kept(
-    first, second, bucket_folder, tmp_path, warnings
-):
+def test_another_machine_resumes_and_only_the_newest_copy_is_kept(first, second, bucket_folder, tmp_path, warnings):
     assert resumed(second) is None
     save(first, 1, 2, 3)
     assert folders(bucket_folder) == ["iteration-000003"]
@@ -289,15 +287,11 @@ def stopped(train, tmp_path_factory):
     "changes",
     [{"optimizer": {}}, {"rows": [1, 2]}, {"extra": {}}, {"network": {}}, {"optimizer": [0.5]}],
 )
-def test_a_copy_whose_values_do_not_fit_the_training_ends_it_with_a_sentence(
-    changes, stopped, train, tmp_path
-):
+def test_a_copy_whose_values_do_not_fit_the_training_ends_it_with_a_sentence(changes, stopped, train, tmp_path):
     settings = {"copies": str(shutil.copytree(stopped, tmp_path / "bucket"))}
     (copy,) = (tmp_path / "bucket").iterdir()
     content = json.loads((copy / STATE).read_text())
     fields = dict(content["state"]["dict"]) | {name: encoded(value, {}) for name, value in changes.items()}
     with_state(copy, content | {"state": {"dict": list(fields.items())}})
-    with pytest.raises(
-        DataError, match=r"iteration-000001(-1)?: its values do not fit this training|no such weight"
-    ):
+    with pytest.raises(DataError, match=r"iteration-000001(-1)?: its values do not fit this training|no such weight"):
         train(tmp_path / "second", **settings)

@@ -79,9 +79,7 @@ def test_two_processes_find_the_gradient_of_one(name, kind, folder, jobs, prompt
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stopped_training_is_resumed_to_the_same_bits(name, folder):
     for rank in range(2):
-        whole, stopped, resumed = (
-            result(folder, f"{name}-{end}", rank) for end in ("full", "stopped", "resumed")
-        )
+        whole, stopped, resumed = (result(folder, f"{name}-{end}", rank) for end in ("full", "stopped", "resumed"))
         assert stopped.error.startswith("TransientError: stopped after iteration")
         assert resumed.error == ""
         assert resumed.has_weights_of(whole)

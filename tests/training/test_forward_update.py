@@ -134,18 +134,14 @@ def test_nft_maximises_its_value_without_a_ratio(name: str, micro_batch_size: in
     of_chunks = chunks.assignment.means(everywhere(case, of_step))
     kl = chunks.assignment.means(divergences(case))
     shares = chunks.selected.double() / chunks.selected.sum(dim=1, keepdim=True) / B
-    value = (of_chunks * chunks.weights * shares).sum() - NFT.variant.kl_coef * (
-        kl * chunks.kl_weights * shares
-    ).sum()
+    value = (of_chunks * chunks.weights * shares).sum() - NFT.variant.kl_coef * (kl * chunks.kl_weights * shares).sum()
     assert relative_error(found, list(torch.autograd.grad(-value, list(case.policy.parameters())))) < 1e-12
     assert set(stats.ratios.tolist()) == {1.0}
     assert not stats.clipped.any()
 
 
 def test_on_policy_ratios_are_one() -> None:
-    case = replace(
-        prepared(forward_case("listed", moved=0.0), MATCHING), reference=Toy(torch.float64).moved(0.1)
-    )
+    case = replace(prepared(forward_case("listed", moved=0.0), MATCHING), reference=Toy(torch.float64).moved(0.1))
     short, _ = two_pass(case, MATCHING, 4, on_policy=True)
     full, stats = two_pass(case, MATCHING, 4, on_policy=False)
     assert relative_error(short, full) < 1e-12
@@ -161,9 +157,7 @@ def test_on_policy_ratios_are_one() -> None:
         (NFT, {"advantages": torch.ones(B, 3)}, r"likelihood nft needs advantages \[B\], got \(6, 3\)"),
     ],
 )
-def test_missing_forward_process_inputs_are_refused(
-    method: Method, missing: dict[str, object], message: str
-) -> None:
+def test_missing_forward_process_inputs_are_refused(method: Method, missing: dict[str, object], message: str) -> None:
     case = forward_case("listed")
     with pytest.raises(ValueError, match=message):
         Update(

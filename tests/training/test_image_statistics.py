@@ -29,9 +29,7 @@ def halves(left: Image, right: Image) -> Image:
 
 
 BLACK, WHITE, GREY, RED = plain(0, 0, 0), plain(1, 1, 1), plain(0.5, 0.5, 0.5), plain(1, 0, 0)
-CHECKERBOARD: Image = np.broadcast_to(
-    (np.indices((H, W)).sum(axis=0) % 2).astype(np.float32), (3, H, W)
-).copy()
+CHECKERBOARD: Image = np.broadcast_to((np.indices((H, W)).sum(axis=0) % 2).astype(np.float32), (3, H, W)).copy()
 STATISTICS = [saturation, edge_density, colour_entropy]
 
 

@@ -66,14 +66,10 @@ def test_reading_stops_at_incomplete_line(end, tmp_path):
     assert read(tmp_path).metrics == {1: {"reward_mean": 0.5}}
 
 
-@pytest.mark.parametrize(
-    "content", ["", "iteration,reward\n", '{"format": "chunk_grpo.progress/1"}\n', "[1]\n"]
-)
+@pytest.mark.parametrize("content", ["", "iteration,reward\n", '{"format": "chunk_grpo.progress/1"}\n', "[1]\n"])
 def test_another_file_is_refused(content, tmp_path):
     (tmp_path / FILE).write_text(content)
-    with pytest.raises(
-        DataError, match=r"progress\.jsonl: must be a journal of the format chunk_grpo\.progress/2"
-    ):
+    with pytest.raises(DataError, match=r"progress\.jsonl: must be a journal of the format chunk_grpo\.progress/2"):
         read_journal(tmp_path / FILE)
 
 

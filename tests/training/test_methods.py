@@ -150,9 +150,7 @@ def test_images_are_predicted_and_scored_at_the_beginning_of_each_chunk(policy, 
         x, t = states[:, step], times[step].expand(6)
         with torch.no_grad():
             images = family.decode(x - times[step] * family.velocity(x, t, prompts))
-        batch = ScoreBatch(
-            as_pictures(images.numpy()), gained.prompts.texts, gained.prompts.metadata, [0] * 6
-        )
+        batch = ScoreBatch(as_pictures(images.numpy()), gained.prompts.texts, gained.prompts.metadata, [0] * 6)
         for name, scores in data.reward.scores(batch).items():
             assert gained.predicted[name][:, number] == pytest.approx(scores, abs=1e-2)
             assert gained.scores[name].tolist() == plain.scores[name].tolist()
@@ -206,9 +204,7 @@ def test_one_first_evaluation_serves_a_group_that_starts_from_one_noise(
     made = experience(policy, data, CHUNK_WS, **run)
     sizes = [batch_size, 8 - batch_size]
     assert evaluated == [
-        count
-        for first, size in zip(first_evaluations, sizes, strict=True)
-        for count in [first, *[size] * len(PROFILE)]
+        count for first, size in zip(first_evaluations, sizes, strict=True) for count in [first, *[size] * len(PROFILE)]
     ]
     monkeypatch.setattr("chunk_grpo.training.rollouts._Sampling._starts_alike", property(lambda self: False))
     plain = experience(policy, data, CHUNK_WS, **run)

@@ -64,9 +64,7 @@ class Server(ModuleType):
         return SimpleNamespace(experiment_id=name)
 
     def create_run(self, experiment: str, run_name: str) -> SimpleNamespace:
-        run = SimpleNamespace(
-            info=SimpleNamespace(run_id=f"id{len(self.runs)}"), name=run_name, status="RUNNING"
-        )
+        run = SimpleNamespace(info=SimpleNamespace(run_id=f"id{len(self.runs)}"), name=run_name, status="RUNNING")
         run.data, run.images, run.params = SimpleNamespace(metrics={}), [], {}
         return self.runs.setdefault(run.info.run_id, run)
 

@@ -129,9 +129,7 @@ def pair(prompts: PromptSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_processes_and_one_go_on_from_sharded_states(name, pair, prompts, tmp_path):
     """Two to the same bits."""
     for rank in range(2):
-        whole, stopped, resumed = (
-            result(pair, f"{name}-{which}", rank) for which in ("whole", "stopped", "resumed")
-        )
+        whole, stopped, resumed = (result(pair, f"{name}-{which}", rank) for which in ("whole", "stopped", "resumed"))
         assert stopped.error.startswith("TransientError: stopped after iteration 1 of 2"), stopped.error
         assert whole.error == resumed.error == ""
         assert resumed.has_weights_of(whole)
@@ -145,9 +143,7 @@ def test_without_its_package_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "torchao.optim", None)
     optimizers._eight_bit.cache_clear()
     require_optimizer("adamw-fused")
-    with pytest.raises(
-        ConfigError, match=r"train\.optimizer: adamw-8bit needs torchao.*pip install 'torchao>=0\.18"
-    ):
+    with pytest.raises(ConfigError, match=r"train\.optimizer: adamw-8bit needs torchao.*pip install 'torchao>=0\.18"):
         require_optimizer("adamw-8bit")
 
 

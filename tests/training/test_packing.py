@@ -36,9 +36,7 @@ def test_single_steps_fill_micro_batches_in_their_order():
 
 
 def test_steps_of_no_chunk_are_left_out():
-    chunks = TrainedChunks(
-        ChunkAssignment(torch.tensor([[-1, 0, -1, 1, -1]])), torch.tensor([[True, True]]), None
-    )
+    chunks = TrainedChunks(ChunkAssignment(torch.tensor([[-1, 0, -1, 1, -1]])), torch.tensor([[True, True]]), None)
     assert packed(chunks, 8) == ([], [[[0, 1], [0, 3]]])
 
 
@@ -49,9 +47,7 @@ def test_only_micro_batches_with_a_gradient_are_kept_by_hand():
     slopes[1, :3] = torch.tensor([0.5, 0.0, -0.5])
     kept = pack(chunks, 3).with_gradient(slopes)
     assert [part.tolist() for part in kept.all] == [[[1, 0], [1, 1], [1, 2]]]
-    kept = pack(chunks, 2).with_gradient(
-        slopes
-    )  # (row, step) 00 01 | 02 10 | 11 12 | 20 21 | 22 and 03 13 | 23
+    kept = pack(chunks, 2).with_gradient(slopes)  # (row, step) 00 01 | 02 10 | 11 12 | 20 21 | 22 and 03 13 | 23
     assert [part.tolist() for part in kept.divided] == [[[0, 2], [1, 0]], [[1, 1], [1, 2]]]
     assert kept.whole == () and kept.num_items == 4
     assert pack(chunks, 2).with_gradient(torch.zeros(3, 4)).num_items == 12  # a process has something to pass

@@ -204,9 +204,7 @@ def alike(one: Seen, first: Seen) -> bool:
     """Whether metrics agree up to rounding, without those that measure rounding or time."""
     kept = [row for row in untimed(one) if not row[1].startswith("fidelity")]
     found = {(iteration, metric): value for iteration, metric, value in first.rows}
-    return [value for _, _, value in kept] == pytest.approx(
-        [found[row[:2]] for row in kept], rel=1e-3, abs=1e-6
-    )
+    return [value for _, _, value in kept] == pytest.approx([found[row[:2]] for row in kept], rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", each(ALIKE | CAST))
@@ -239,9 +237,7 @@ def test_two_processes_move_the_weights_as_one(name, pair, alone):
 def test_guidance_in_two_passes_has_the_gradient_of_one(settings, without, alone, prompts, tmp_path):
     """Of both parts or with a constant one; that of `without` is another."""
     job = replace(PAIR["guided"], train={**SMALL, **settings})
-    one, two = (
-        do(replace(job, folder=f"{passes}", cfg_passes=passes), prompts, tmp_path) for passes in (1, 2)
-    )
+    one, two = (do(replace(job, folder=f"{passes}", cfg_passes=passes), prompts, tmp_path) for passes in (1, 2))
     assert distance(two.gradient, one.gradient) < 1e-5
     assert distance(alone(without).gradient, one.gradient) > 0.1
 
@@ -350,18 +346,14 @@ def test_spread_weights_are_averaged_and_saved_whole(pair, alone):
 
 def test_spread_weights_are_stopped_and_resumed_to_the_same_bits(pair):
     for rank in range(2):
-        stopped, resumed, undisturbed = (
-            pair(name, rank) for name in ("sharded-stopped", "sharded-resumed", "sharded")
-        )
+        stopped, resumed, undisturbed = (pair(name, rank) for name in ("sharded-stopped", "sharded-resumed", "sharded"))
         assert stopped.error.startswith("TransientError: stopped after iteration 1 of 2; kept in ")
         assert resumed.error == ""
         assert resumed.has_weights_of(undisturbed)
         assert untimed(resumed) == untimed(undisturbed)
     (left,) = (pair.folder / "sharded-stopped-left").glob("iteration-000001*")
     assert {path.name for path in left.glob("part-*")} == {"part-0.safetensors", "part-1.safetensors"}
-    files = [
-        sorted((pair.folder / name / "policies").rglob("*.*")) for name in ("sharded-stopped", "sharded")
-    ]
+    files = [sorted((pair.folder / name / "policies").rglob("*.*")) for name in ("sharded-stopped", "sharded")]
     assert len(files[0]) == len(files[1]) == 4
     assert all(a.read_bytes() == b.read_bytes() for a, b in zip(*files, strict=True))
 

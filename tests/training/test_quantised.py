@@ -26,9 +26,7 @@ ONE_IMAGE = {"rollout_batch_size": 1, "micro_batch_size": 1}
 
 
 def job(precision: BasePrecision, folder: str = "job", **train: Any) -> Job:
-    return Job(
-        CHUNK_WS, LORA | train, folder, dtype="bfloat16", base_precision=precision, checkpoint=str(TINY)
-    )
+    return Job(CHUNK_WS, LORA | train, folder, dtype="bfloat16", base_precision=precision, checkpoint=str(TINY))
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -70,9 +70,7 @@ def iteration(trainer: str, family: FluxFamily, data: TrainingData, same_noise: 
     clipped = 0.0
     with patch.object(torch.optim.AdamW, "step", step):
         if trainer == "reference":
-            ReferenceTrainer(family, data.prompts, given.reward, method, params.train, SEED).iterate(
-                ITERATION
-            )
+            ReferenceTrainer(family, data.prompts, given.reward, method, params.train, SEED).iterate(ITERATION)
         else:
             ours = Trainer(family, given, method, params.train, SEED, RunPaths(folder, "test", folder, "it"))
             ours._should_stop = lambda: False

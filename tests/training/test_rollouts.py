@@ -89,9 +89,7 @@ def test_images_without_step_noise_are_the_odes(family, data):
     ode = {"objective": "step", "plan": "step", "likelihood": "matching", "sde": "ode", "fraction": 1.0}
     params = small_params(ode, group_size=G)
     method, drawn = method_of(params), data.prompts.rows([1, 3])
-    made = collect_experience(
-        family, method, Iteration(1, drawn, range(2 * G)), data.reward, params.train, seed=0
-    )
+    made = collect_experience(family, method, Iteration(1, drawn, range(2 * G)), data.reward, params.train, seed=0)
     noisy = experience(family, data).trajectories.states
     assert torch.equal(made.trajectories.states[:, 0], noisy[:, 0])
     prompts = made.prompts.conditioning.rows(range(2 * G)).to(family.device)

@@ -103,9 +103,7 @@ def alike(one: Experience, other: Experience) -> bool:
     for mine, others in ((one.scores, other.scores), (one.predicted, other.predicted)):
         same += [np.array_equal(values, others[name]) for name, values in mine.items()]
     pairs = zip(one.trajectories.state().values(), other.trajectories.state().values(), strict=True)
-    return all(same) and all(
-        a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs
-    )
+    return all(same) and all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
 
 
 @pytest.mark.parametrize("variant", [CHUNK_WS, BRANCHING, GAINS], ids=["whole", "branches", "gains"])
@@ -115,9 +113,7 @@ def test_kept_batches_are_scored_and_not_sampled_again(variant, kept, family, da
     whole = experience(family, data, data.reward, variant=variant)
     sampled: list[SampledTrajectories] = []
     with pytest.raises(UnscoredError, match="away at call 2"):
-        experience(
-            family, data, reward_that_is_away(WEIGHTS, range(2, 9), away_seconds=0.0), sampled, variant
-        )
+        experience(family, data, reward_that_is_away(WEIGHTS, range(2, 9), away_seconds=0.0), sampled, variant)
     assert len(sampled) == 2
     again = [SampledTrajectories.from_state(each.state(), family.device) for each in sampled[:kept]]
     passes: list[int] = []

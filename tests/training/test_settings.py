@@ -98,9 +98,7 @@ def graphs() -> Iterator[None]:
     ("compiler", "changes"),
     [
         ("eager", {}),
-        pytest.param(
-            "aot_eager", LORA | {"gradient_checkpointing": True, "kl_coef": 0.05}, marks=pytest.mark.slow
-        ),
+        pytest.param("aot_eager", LORA | {"gradient_checkpointing": True, "kl_coef": 0.05}, marks=pytest.mark.slow),
         pytest.param("inductor", {"kl_coef": 0.05}, marks=pytest.mark.slow),
     ],
 )

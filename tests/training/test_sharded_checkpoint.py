@@ -73,9 +73,7 @@ def test_sharded_tensors_come_back_sharded_or_whole(is_sharded, mesh, tmp_path):
     for index, held in state.optimizer["state"].items():
         again = found.optimizer["state"][index]
         assert again["step"] == held["step"]
-        assert torch.equal(
-            local_shard(torch.zeros(held["exp_avg"].shape), again["exp_avg"]), whole(held["exp_avg"])
-        )
+        assert torch.equal(local_shard(torch.zeros(held["exp_avg"].shape), again["exp_avg"]), whole(held["exp_avg"]))
     averages = zip(found.extra["average"], state.extra["average"], strict=True)
     assert all(torch.equal(local_shard(torch.zeros(a.shape), a), whole(b)) for a, b in averages)
     assert found.extra["plan"] == (2, 3)

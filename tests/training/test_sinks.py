@@ -86,9 +86,7 @@ def test_a_training_that_starts_again_hides_the_one_before(opened, tmp_path):
 
 @pytest.mark.parametrize("is_main", [True, False])
 @pytest.mark.parametrize("name", sorted(EXTRAS))
-def test_a_tracker_that_is_not_installed_is_a_configuration_error(
-    name, is_main, opened, tmp_path, monkeypatch
-):
+def test_a_tracker_that_is_not_installed_is_a_configuration_error(name, is_main, opened, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError) as caught:
         opened("tensorboard", name, is_main=is_main)

@@ -39,7 +39,5 @@ def test_a_stopped_training_ends_with_the_same_bits(train: Train, resumed: Train
 def test_an_adapter_of_another_rank(train: Train, tmp_path: Path) -> None:
     train(tmp_path / "first", save=True, iterations=1, **LORA)
     other = {"lora": {**LORA["lora"], "rank": 3}}
-    with pytest.raises(
-        DataError, match=r"train\.start_from: .* rank and the targets of train\.lora\. .*lora_A"
-    ):
+    with pytest.raises(DataError, match=r"train\.start_from: .* rank and the targets of train\.lora\. .*lora_A"):
         train(tmp_path / "second", start=tmp_path / "first" / "saved", **other)

@@ -61,9 +61,7 @@ def test_a_stopped_run_ends_as_one_that_was_not(stop_at, train, whole, tmp_path)
 def journal_and_tracker_tell_each_iteration_once(folder: Path, made: Outcome) -> None:
     lines = [json.loads(line) for line in (folder / FILE).read_text().splitlines()[1:]]
     assert [line["iteration"] for line in lines if "reward_mean" in line.get("metrics", {})] == [1, 2, 3]
-    told = [
-        (i, *pair) for i, values in read_journal(folder / FILE).metrics.items() for pair in values.items()
-    ]
+    told = [(i, *pair) for i, values in read_journal(folder / FILE).metrics.items() for pair in values.items()]
     assert {row for row in told if not row[1].startswith(("seconds_", "rate_"))} == set(made.without_times())
     seen = EventAccumulator(str(folder)).Reload()
     for metric in ("reward_mean", "heldout_reward", "grad_norm"):
@@ -107,9 +105,7 @@ def test_metrics_tell_every_iteration(whole):
     of = {(iteration, metric): value for iteration, metric, value in whole.rows}
     assert len(of) == len(whole.rows)
     # Held-out images are scored by what is not trained on too, and described.
-    of_images = [
-        f"heldout_images/{name}" for name in ("saturation", "edge_density", "colour_entropy", "diversity")
-    ]
+    of_images = [f"heldout_images/{name}" for name in ("saturation", "edge_density", "colour_entropy", "diversity")]
     for name in ("heldout_reward", "heldout/shapes-exact", "heldout/shapes-graded", *of_images):
         assert [i for i, metric, _ in whole.rows if metric == name] == [0, 1, 2, 3]
     for iteration in (1, 2, 3):
@@ -163,9 +159,7 @@ def test_a_gradient_that_is_not_finite_changes_no_weights(norm, train, tmp_path,
 
     monkeypatch.setattr(Processes, "clip_gradient", lambda *_: norm)
     monkeypatch.setattr(torch.optim.AdamW, "step", no_step)
-    with pytest.raises(
-        DataError, match=r"iteration 1, process 0: update 0: the gradient is not finite\. Lower"
-    ):
+    with pytest.raises(DataError, match=r"iteration 1, process 0: update 0: the gradient is not finite\. Lower"):
         train(tmp_path, iterations=1)
     assert checkpoint(tmp_path) is None
 
@@ -179,7 +173,5 @@ def test_a_scorers_error_names_the_process_in_which_it_arose(train, tmp_path, mo
         raise error
 
     monkeypatch.setattr(Reward, "scores", refuse)
-    with pytest.raises(
-        DataError, match=r"iteration 1, process 1: scorer it: refuses an image\. The last good"
-    ):
+    with pytest.raises(DataError, match=r"iteration 1, process 1: scorer it: refuses an image\. The last good"):
         train(tmp_path, iterations=1, heldout={"every": 2})

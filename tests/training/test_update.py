@@ -61,9 +61,7 @@ class Toy(nn.Module):
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         stream = torch.Generator().manual_seed(3)
-        draw = [
-            torch.randn(*shape, generator=stream, dtype=torch.float64) for shape in ((D, D), (D,), (F, D))
-        ]
+        draw = [torch.randn(*shape, generator=stream, dtype=torch.float64) for shape in ((D, D), (D,), (F, D))]
         self.state, self.time, self.prompt = (nn.Parameter(0.5 * value.to(dtype)) for value in draw)
 
     def forward(self, x: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
@@ -144,9 +142,7 @@ def plain_autograd(case: Case, method: Method) -> list[Tensor]:
         level = torch.full((len(x),), t, dtype=x.dtype)
         ours = grid.sampler.transition(x, policy(x, level, batch.conditioning), t, t_next, noise)
         with torch.no_grad():
-            anchor = grid.sampler.transition(
-                x, case.reference(x, level, batch.conditioning), t, t_next, noise
-            )
+            anchor = grid.sampler.transition(x, case.reference(x, level, batch.conditioning), t, t_next, noise)
         log_probs.append(gaussian_log_prob(batch.states[:, step + 1], ours.mean, ours.std))
         divergences.append(gaussian_kl(ours.mean, anchor.mean, ours.std))
         assert batch.old_means is not None
@@ -263,9 +259,7 @@ def test_ratios_need_not_be_computed_on_policy(kl_coef, ratio_norm, trust_region
     assert short_stats.log_prob_change.abs().max() < 1e-12
 
 
-@pytest.mark.parametrize(
-    ("micro_batch_size", "divided"), [(1, {2, 5}), (2, {5}), (4, {5}), (5, set()), (99, set())]
-)
+@pytest.mark.parametrize(("micro_batch_size", "divided"), [(1, {2, 5}), (2, {5}), (4, {5}), (5, set()), (99, set())])
 def test_only_chunks_larger_than_a_micro_batch_need_two_passes(micro_batch_size, divided):
     case = make_case(ASSIGNMENTS["listed"])
     counts = {True: 0, False: 0}
@@ -351,9 +345,7 @@ def test_statistics_are_of_the_selected_chunks():
     selected = case.batch.chunks.selected
     sizes = torch.tensor(LISTED.sizes)
     assert len(stats.steps) == len(stats.log_prob_change) == int((selected * sizes).sum())
-    assert stats.steps.bincount(minlength=S - 1).tolist() == (
-        selected.sum(dim=0).repeat_interleave(sizes).tolist()
-    )
+    assert stats.steps.bincount(minlength=S - 1).tolist() == (selected.sum(dim=0).repeat_interleave(sizes).tolist())
     assert stats.chunk.bincount(minlength=3).tolist() == selected.sum(dim=0).tolist()
     assert len(stats.ratios) == len(stats.clipped) == int(selected.sum())
     drawn, clipped = (chunk.bincount(minlength=3) for chunk in (stats.chunk, stats.chunk[stats.clipped]))

@@ -83,9 +83,7 @@ def test_patience_ends_training_and_the_best_policy_is_kept_beside_the_last(trai
     made = train(tmp_path / "a", on=falling(data), iterations=9, save=True, heldout=kept)
     assert list(series(made, "heldout/shapes-exact").values()) == [0.5, 0.4, 0.9, 0.3, 0.2]
     assert max(series(made, "reward_mean")) == 4
-    last, best = (
-        policy().with_transformer(tmp_path / "a" / "saved" / name) for name in ("transformer", "best")
-    )
+    last, best = (policy().with_transformer(tmp_path / "a" / "saved" / name) for name in ("transformer", "best"))
     assert all(torch.equal(made.weights[n], value) for n, value in last.transformer.state_dict().items())
     after_two = {name: value.clone() for name, value in best.transformer.state_dict().items()}
     two = train(tmp_path / "b", on=falling(data), iterations=2)
@@ -216,14 +214,10 @@ class ByPrompt(ScorerForTests):
 
 @pytest.mark.parametrize("equal", [True, False])
 def test_equal_rewards_in_every_group_give_the_only_warning(equal, train, data, tmp_path, caplog):
-    on = (
-        replace(data, reward=Reward({"shapes-graded": ByPrompt()}, {"shapes-graded": 1.0})) if equal else data
-    )
+    on = replace(data, reward=Reward({"shapes-graded": ByPrompt()}, {"shapes-graded": 1.0})) if equal else data
     with caplog.at_level(logging.WARNING):
         made = train(tmp_path, on=on, iterations=2)
-    said = (
-        "the rewards are equal within every group, so nothing is learnt. Either the images have become equal"
-    )
+    said = "the rewards are equal within every group, so nothing is learnt. Either the images have become equal"
     assert [text.partition(" (lower")[0] for text in caplog.messages] == [
         f"iteration {number}: {said}" for number in (1, 2) if equal
     ]

@@ -50,9 +50,7 @@ def test_each_iteration_draws_its_own_prompts(
     assert len({tuple(names) for names in seen}) > 1
 
 
-def test_weight_decay_shrinks_the_weights(
-    train: Train, policy: Callable[[], FluxFamily], tmp_path: Any
-) -> None:
+def test_weight_decay_shrinks_the_weights(train: Train, policy: Callable[[], FluxFamily], tmp_path: Any) -> None:
     """One AdamW step takes the learning rate times the decay off each weight, beside its step."""
     rate, decay = 1e-4, 100.0
     run = {"iterations": 1, "updates_per_iteration": 1, "learning_rate": rate, **QUIET}
@@ -70,9 +68,7 @@ def test_a_gradient_is_clipped_to_its_norm() -> None:
     assert weight.grad.tolist() == pytest.approx([0.3, 0.4], rel=1e-4)
 
 
-def test_the_gradient_is_clipped_to_the_setting(
-    train: Train, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gradient_is_clipped_to_the_setting(train: Train, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float] = []
 
     def recording(self: Processes, parameters: Any, max_norm: float) -> float:
@@ -84,9 +80,7 @@ def test_the_gradient_is_clipped_to_the_setting(
     assert limits == [0.25, 0.25]
 
 
-def test_weights_are_averaged_after_each_update(
-    train: Train, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_averaged_after_each_update(train: Train, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     averaged: list[int] = []
     update = ExponentialMovingAverage.update
 
@@ -202,9 +196,7 @@ def test_checkpoints_by_the_clock(train: Train, tmp_path: Any, monkeypatch: pyte
         assert all(torch.equal(made.weights[name], whole.weights[name]) for name in whole.weights)
 
 
-def test_trackers_get_at_most_sixteen_pictures(
-    train: Train, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trackers_get_at_most_sixteen_pictures(train: Train, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 18 held-out images, before training and after its iteration."""
     shown: list[Any] = []
     sink = SimpleNamespace(log=lambda _, metrics, images=None: shown.append(images), close=lambda **_: None)
@@ -220,9 +212,7 @@ def branched(policy: Callable[[], FluxFamily], data: TrainingData) -> list[Exper
     method = method_of(params)
     starts = range(starts_per_prompt(params.train.group_size, method.variant.branching))
     iterations = [Iteration(number, data.prompts.rows([1]), starts) for number in range(1, 7)]
-    return [
-        collect_experience(family, method, each, data.reward, params.train, seed=0) for each in iterations
-    ]
+    return [collect_experience(family, method, each, data.reward, params.train, seed=0) for each in iterations]
 
 
 def test_each_iteration_draws_its_own_branch_points(branched: list[Experience]) -> None:
@@ -246,9 +236,7 @@ def test_each_branch_point_draws_its_own_noise(branched: list[Experience]) -> No
         assert abs(float(first @ second)) < 0.5
 
 
-def pairs_of(
-    context: DrawContext, rows: Any, steps: Any, alike: int = 1
-) -> tuple[torch.Tensor, torch.Tensor]:
+def pairs_of(context: DrawContext, rows: Any, steps: Any, alike: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     """Drawn times and noise of items, with latents of 5 tokens with 2 channels."""
     variant = {"objective": "step", "plan": "step", "likelihood": "matching", "forward_times": "stratified"}
     return drawn_pairs(context, method_of(small_params(variant)), torch.Size([5, 2]), alike)(rows, steps)
@@ -318,9 +306,7 @@ def test_a_group_shares_its_pairs_of_the_forward_process_if_set(
             assert ends[1] < drawn[row, step] < ends[0]
 
 
-def test_stratified_times_and_the_solver_go_on_where_a_stopped_training_was(
-    train: Train, tmp_path: Any
-) -> None:
+def test_stratified_times_and_the_solver_go_on_where_a_stopped_training_was(train: Train, tmp_path: Any) -> None:
     """To the same bytes; and each setting gets to the training."""
     plain = {"objective": "chunk", "plan": "listed", "likelihood": "matching", "sde": "ode"}
     variant = {**plain, "forward_times": "stratified", "solver": "dpm2"}
@@ -345,9 +331,7 @@ def test_advantages_are_cut_at_the_setting(branched: list[Experience]) -> None:
     # Deviations -3, -3, 6 over 5.196: -0.577 and 1.155.
     assert advantages_of(experience, weights, method).tolist() == pytest.approx([-0.5, -0.5, 0.5] * 2)
     method = method_of(small_params(BRANCHING, advantage_clip=1.0))
-    assert advantages_of(experience, weights, method).tolist() == pytest.approx(
-        [-0.577, -0.577, 1.0] * 2, abs=1e-3
-    )
+    assert advantages_of(experience, weights, method).tolist() == pytest.approx([-0.577, -0.577, 1.0] * 2, abs=1e-3)
 
 
 def test_variant_inherits_missing_settings_from_train_and_sampling() -> None:
@@ -366,16 +350,12 @@ def test_variant_inherits_missing_settings_from_train_and_sampling() -> None:
 
 def test_clip_range_of_variant_overrides_the_global_one() -> None:
     assert method_of(small_params(CHUNK_WS, clip_range=2e-4)).bounds.clip_range == 2e-4
-    assert (
-        method_of(small_params({**CHUNK_WS, "clip_range": 3e-5}, clip_range=2e-4)).bounds.clip_range == 3e-5
-    )
+    assert method_of(small_params({**CHUNK_WS, "clip_range": 3e-5}, clip_range=2e-4)).bounds.clip_range == 3e-5
 
 
 def test_learning_rate_of_variant_overrides_the_global_one(train: Train, tmp_path: Any) -> None:
     run = {"iterations": 1, "updates_per_iteration": 2, **QUIET}
-    own = train(
-        tmp_path / "own", variant={**CHUNK_WS, "learning_rate": 3e-4}, learning_rate=1e-4, **run
-    ).weights
+    own = train(tmp_path / "own", variant={**CHUNK_WS, "learning_rate": 3e-4}, learning_rate=1e-4, **run).weights
     of_all = {rate: train(tmp_path / f"{rate}", learning_rate=rate, **run).weights for rate in (1e-4, 3e-4)}
     assert all(torch.equal(own[name], value) for name, value in of_all[3e-4].items())
     assert not all(torch.equal(own[name], value) for name, value in of_all[1e-4].items())

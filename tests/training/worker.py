@@ -251,17 +251,13 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tests.training.worker"])
 
 
-def in_pair(
-    folder: Path, target: Callable[..., None], *given: Any, device: str = "cpu"
-) -> list[tuple[int, str]]:
+def in_pair(folder: Path, target: Callable[..., None], *given: Any, device: str = "cpu") -> list[tuple[int, str]]:
     """Call a function of a module in two processes in `folder`; return each one's exit code and what it printed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     running = [
-        PROCESSES.Process(
-            target=_called, args=(folder, rank, environment(rank, port, device), target, *given)
-        )
+        PROCESSES.Process(target=_called, args=(folder, rank, environment(rank, port, device), target, *given))
         for rank in range(2)
     ]
     try:
@@ -277,9 +273,7 @@ def in_pair(
     return [(code or 0, (folder / f"printed-{rank}").read_text()) for rank, code in enumerate(codes)]
 
 
-def _called(
-    folder: Path, rank: int, variables: dict[str, str], target: Callable[..., None], *given: Any
-) -> None:
+def _called(folder: Path, rank: int, variables: dict[str, str], target: Callable[..., None], *given: Any) -> None:
     os.chdir(folder)
     with Path(f"printed-{rank}").open("w") as printed:
         os.dup2(printed.fileno(), 1)

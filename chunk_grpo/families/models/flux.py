@@ -81,9 +81,7 @@ class FluxFamily(DiffusersFamily):
         """Velocity [B, L, D]. The noise level goes to the network unscaled (docs/deviations.md, timestep)."""
         return self.velocity_at(self.image_ids(x.device, x.dtype), network, x, t, text)
 
-    def velocity_at(
-        self, ids: Tensor, network: nn.Module, x: Tensor, t: Tensor, text: Mapping[str, Tensor]
-    ) -> Tensor:
+    def velocity_at(self, ids: Tensor, network: nn.Module, x: Tensor, t: Tensor, text: Mapping[str, Tensor]) -> Tensor:
         """As `network_output`, of tokens at the places `ids` [L, 3]."""
         guidance = None
         if self.transformer.config.guidance_embeds:

@@ -91,8 +91,7 @@ class AttentionByRow:
         """
         words = segments[-1][1] if segments else 0
         query, key, value = (
-            layer(hidden_states).unflatten(-1, (attn.heads, -1))
-            for layer in (attn.to_q, attn.to_k, attn.to_v)
+            layer(hidden_states).unflatten(-1, (attn.heads, -1)) for layer in (attn.to_q, attn.to_k, attn.to_v)
         )
         query, key = attn.norm_q(query).to(value.dtype), attn.norm_k(key).to(value.dtype)
         if rotary_emb is not None:

@@ -29,9 +29,7 @@ _SHOWN = 235 + len("Picture 1: ") + 2
 class PictureProcessor(Qwen2VLProcessor):  # type: ignore[misc]  # transformers has no types for it
     """The processor without its part for videos, which needs torchvision."""
 
-    def __init__(
-        self, image_processor: Any = None, tokenizer: Any = None, chat_template: str | None = None
-    ) -> None:
+    def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: str | None = None) -> None:
         self.image_token = "<|image_pad|>"
         self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
         ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)

@@ -63,9 +63,7 @@ class ZImageFamily(DiffusersFamily):
     def token_count(cls, tokenizer: Any, prompt: str) -> int:
         """Tokens of a prompt in the chat template."""
         messages = [{"role": "user", "content": prompt}]
-        text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, enable_thinking=True
-        )
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=True)
         return super().token_count(tokenizer, text)
 
     def text_tensors(self, prompts: Sequence[str]) -> Mapping[str, Tensor]:
@@ -90,9 +88,7 @@ class ZImageFamily(DiffusersFamily):
 
     def network_output(self, network: nn.Module, x: Tensor, t: Tensor, text: Mapping[str, Tensor]) -> Tensor:
         """Velocity [B, L, D]. The network's time is 1 - t, and its output points from noise to data."""
-        words = [
-            rows[:length] for rows, length in zip(text["prompt_embeds"], text["length"].tolist(), strict=True)
-        ]
+        words = [rows[:length] for rows, length in zip(text["prompt_embeds"], text["length"].tolist(), strict=True)]
         images = list(to_pixels(x, self._rows).unsqueeze(2).unbind())
         output: list[Tensor] = network(images, 1 - t, words, return_dict=False)[0]
         return -to_tokens(torch.stack(output).squeeze(2))

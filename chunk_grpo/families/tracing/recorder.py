@@ -136,9 +136,7 @@ def wide_norms() -> Iterator[None]:
     """Norms in float32, as under a GPU's autocast (ATen/autocast_mode.h); a CPU's leaves them in bfloat16."""
     layer_norm, rms_norm = functional.layer_norm, functional.rms_norm
 
-    def wide_layer_norm(
-        x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
-    ) -> Tensor:
+    def wide_layer_norm(x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
         if not torch.is_autocast_enabled("cpu"):
             return layer_norm(x, shape, weight, bias, eps)
         wide = [None if part is None else part.float() for part in (weight, bias)]

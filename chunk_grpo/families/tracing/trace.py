@@ -72,8 +72,7 @@ def network_sizes(what: Traced) -> NetworkSizes:
         trained_rows=rows,
         buffer_bytes=sum(value.nbytes for value in network.buffers()),
         units={
-            kind: UnitSizes(group[0].weights, sum(run.count for run in group))
-            for kind, group in by_kind(runs).items()
+            kind: UnitSizes(group[0].weights, sum(run.count for run in group)) for kind, group in by_kind(runs).items()
         },
     )
 
@@ -146,12 +145,7 @@ def vae_weights(checkpoint: Checkpoint) -> int:
 def text_sizes(checkpoint: Checkpoint) -> TextSizes:
     """Weights of the text encoders; DataError if one cannot be built."""
     encoders = text_encoders_of(checkpoint)
-    tables = {
-        module.weight
-        for encoder in encoders
-        for module in encoder.modules()
-        if isinstance(module, nn.Embedding)
-    }
+    tables = {module.weight for encoder in encoders for module in encoder.modules() if isinstance(module, nn.Embedding)}
     return TextSizes(sum(map(_weights, encoders)), sum(table.numel() for table in tables))
 
 

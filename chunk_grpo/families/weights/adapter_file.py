@@ -133,13 +133,9 @@ def read_adapter(path: Path, network: nn.Module, names: LayerNames) -> Adapter:
         alpha = parts.pop("alpha", None)
         for name, own in _split(here, parts, place, network).items():
             if name in scales:
-                raise DataError(
-                    f"{here} must be the only adapter of {name}, got another one in the same file"
-                )
+                raise DataError(f"{here} must be the only adapter of {name}, got another one in the same file")
             for part, weight in own.items():
-                weights[f"{name}.{part}" if part == "lora_magnitude_vector" else f"{name}.{part}.weight"] = (
-                    weight
-                )
+                weights[f"{name}.{part}" if part == "lora_magnitude_vector" else f"{name}.{part}.weight"] = weight
             scales[name] = _scale(here, alpha, len(parts["lora_A"]), name, content)
     is_dora = any(name.endswith(".lora_magnitude_vector") for name in weights)
     if content.settings is not None and bool(content.settings.get("use_dora")) != is_dora:
@@ -177,9 +173,7 @@ def read_content(path: Path) -> Content:
         if not isinstance(settings, dict):
             raise TypeError(f"an object is needed, got {type(settings).__name__}")
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise DataError(
-            f"{where}: settings of the adapter cannot be read ({error}); save it again"
-        ) from error
+        raise DataError(f"{where}: settings of the adapter cannot be read ({error}); save it again") from error
     if is_of_peft and "peft_type" not in settings:
         raise DataError(f"{where}: peft_type must be LORA, got none; save the adapter again")
     if not is_of_peft:  # the settings of the pipeline's other parts have their own prefixes
@@ -234,9 +228,7 @@ def _layers(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Te
             raise DataError(f"{path}: {key} must be finite, got NaN or infinity; use an earlier state of it")
     for layer, parts in layers.items():
         if not {"lora_A", "lora_B"} <= set(parts):
-            raise DataError(
-                f"{path}: {layer} must have both lora_A and lora_B, got only {', '.join(sorted(parts))}"
-            )
+            raise DataError(f"{path}: {layer} must have both lora_A and lora_B, got only {', '.join(sorted(parts))}")
         down, up = parts["lora_A"], parts["lora_B"]
         if down.ndim < 2 or up.ndim < 2 or not len(down) == up.shape[1] > 0:
             raise DataError(
@@ -274,23 +266,17 @@ def _place(layer: str, known: Mapping[str, _Place]) -> _Place | None:
     return known[layer]
 
 
-def _split(
-    where: str, parts: Mapping[str, Tensor], place: _Place, network: nn.Module
-) -> dict[str, dict[str, Tensor]]:
+def _split(where: str, parts: Mapping[str, Tensor], place: _Place, network: nn.Module) -> dict[str, dict[str, Tensor]]:
     """Parts of each layer of the network: rows of what the original code holds in one matrix, A in each."""
     shapes = [network.get_parameter(f"{name}.weight").shape for name in place.layers]
     sizes = [shape[0] for shape in shapes]
     rows = dict(parts)
     down = rows.pop("lora_A")
     if down.shape[1:] != shapes[0][1:]:
-        raise DataError(
-            f"{where}: lora_A must take {list(shapes[0][1:])} values, got {list(down.shape[1:])}. {_OTHER}"
-        )
+        raise DataError(f"{where}: lora_A must take {list(shapes[0][1:])} values, got {list(down.shape[1:])}. {_OTHER}")
     for part, weight in rows.items():
         if weight.ndim == 0 or len(weight) != sum(sizes):
-            raise DataError(
-                f"{where}: {part} must have {sum(sizes)} rows, got {list(weight.shape)}. {_OTHER}"
-            )
+            raise DataError(f"{where}: {part} must have {sum(sizes)} rows, got {list(weight.shape)}. {_OTHER}")
     if place.is_swapped:
         rows = {part: torch.cat(weight.chunk(2)[::-1]) for part, weight in rows.items()}
     split = {part: weight.split(sizes) for part, weight in rows.items()}

@@ -71,9 +71,7 @@ def scale_of(settings: Mapping[str, Any], layer: str, rank: int, where: str) -> 
     except (AttributeError, TypeError, ValueError, OverflowError, re.error) as error:
         raise DataError(f"{where}: rank and alpha of {layer} cannot be read ({error})") from error
     if told != rank:
-        raise DataError(
-            f"{where}: r must be the rank of {layer} in the file of weights, {rank}, got {told:g}"
-        )
+        raise DataError(f"{where}: r must be the rank of {layer} in the file of weights, {rank}, got {told:g}")
     if not math.isfinite(alpha) or alpha == 0:
         raise DataError(f"{where}: lora_alpha of {layer} must be a finite number other than 0, got {alpha}")
     return alpha / (math.sqrt(rank) if given["use_rslora"] else rank)

@@ -209,9 +209,7 @@ def network_with(network_class: Any, config: Any, state: Mapping[str, torch.Tens
     return network
 
 
-def _load_network(
-    network_class: Any, folder: Path, options: LoadOptions, again: str, key: _PrecisionKey | None
-) -> Any:
+def _load_network(network_class: Any, folder: Path, options: LoadOptions, again: str, key: _PrecisionKey | None) -> Any:
     """A frozen network with the weights of a folder.
 
     `again` says what to do about wrong files; `key` names the precision of the network's quantised layers.
@@ -248,9 +246,7 @@ def _downloaded(pipeline_class: Any, options: LoadOptions, left_out: Mapping[str
     """Local folder with the needed files of a hub id."""
     try:
         return str(
-            pipeline_class.download(
-                options.checkpoint, revision=options.revision, use_safetensors=True, **left_out
-            )
+            pipeline_class.download(options.checkpoint, revision=options.revision, use_safetensors=True, **left_out)
         )
     except Exception as error:  # of the hub's client, of the network below it, or of diffusers
         raise DataError(

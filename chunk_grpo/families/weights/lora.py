@@ -153,9 +153,7 @@ def save_lora(network: Any, state: Mapping[str, Tensor], folder: Path) -> None:
     }
     state = {f"{PREFIX}{name}": value.contiguous() for name, value in state.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        state, folder / WEIGHTS, metadata={LORA_ADAPTER_METADATA_KEY: json.dumps(metadata, sort_keys=True)}
-    )
+    save_file(state, folder / WEIGHTS, metadata={LORA_ADAPTER_METADATA_KEY: json.dumps(metadata, sort_keys=True)})
 
 
 def with_lora(network: Any, path: Path, names: LayerNames) -> Any:
@@ -175,9 +173,7 @@ def with_lora(network: Any, path: Path, names: LayerNames) -> Any:
     try:
         # low_cpu_mem_usage creates the adapter on the meta device, so no random values are drawn.
         with without_remark_on_merging():
-            adapted.load_lora_adapter(
-                dict(adapter.weights), prefix=None, adapter_name=_ADAPTER, low_cpu_mem_usage=True
-            )
+            adapted.load_lora_adapter(dict(adapter.weights), prefix=None, adapter_name=_ADAPTER, low_cpu_mem_usage=True)
         _widen(adapted)
         # Load again in float32: on a half-precision network the loader has rounded the values.
         load_exactly(lora_state(adapted), adapter.weights)

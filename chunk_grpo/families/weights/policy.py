@@ -80,10 +80,7 @@ def start_state(network: Any, path: Path, names: LayerNames, options: TuningOpti
         return rescaled_state(found, names, network, options.lora_alpha / options.lora_rank)
     if found.is_dir():
         return dict(load_like(network, found, LoadOptions(str(found))).state_dict())
-    state = {
-        name: weight.detach().to("cpu", torch.float32, copy=True)
-        for name, weight in network.state_dict().items()
-    }
+    state = {name: weight.detach().to("cpu", torch.float32, copy=True) for name, weight in network.state_dict().items()}
     whole = network_with(type(network), network.config, state)
     return dict(merge_lora(with_lora(whole, found, names)).state_dict())
 
@@ -128,9 +125,7 @@ def comfyui_lora(folder: Path, out: Path) -> None:
     path = _trained_adapter(folder)
     content = read_content(path)
     if content.settings is None:
-        raise DataError(
-            f"{path}: must hold the settings of an adapter, got none; take the file of the training"
-        )
+        raise DataError(f"{path}: must hold the settings of an adapter, got none; take the file of the training")
     alphas = {}
     for name, weight in sorted(content.tensors.items()):
         layer, rank = name.removesuffix(".lora_A.weight"), len(weight)

@@ -62,9 +62,7 @@ def policy_record(policy: PolicyFiles, key: str, digests: Digests) -> dict[str, 
     return found
 
 
-def _record(
-    files: str | None, location: str, revision: str | None, keys: tuple[str, str]
-) -> dict[str, str | None]:
+def _record(files: str | None, location: str, revision: str | None, keys: tuple[str, str]) -> dict[str, str | None]:
     if files is not None or not may_be_hub_id(location):
         return {"files": files, "commit": None}  # the first stage that needs a missing folder reports it
     if revision is None or not _COMMIT.fullmatch(revision):

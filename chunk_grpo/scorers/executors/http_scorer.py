@@ -72,9 +72,7 @@ class HttpScorer(Remote):
         """Error for a server that is away or too slow; it names the command that starts one."""
         if isinstance(error, httpx.TimeoutException):
             return TransientError(f"{self.who} did not answer within {seconds:g} s ({type(error).__name__})")
-        return TransientError(
-            f"{self.who} does not answer ({type(error).__name__}: {error}). {self._how_to_start()}"
-        )
+        return TransientError(f"{self.who} does not answer ({type(error).__name__}: {error}). {self._how_to_start()}")
 
     def read(self, response: httpx.Response) -> dict[str, Any]:
         """Message in a response."""

@@ -58,9 +58,7 @@ class Identity(BaseModel):
     @property
     def software(self) -> str:
         """Python and packages of the worker, for messages."""
-        return ", ".join(
-            f"{name} {version}" for name, version in {"python": self.python, **self.packages}.items()
-        )
+        return ", ".join(f"{name} {version}" for name, version in {"python": self.python, **self.packages}.items())
 
 
 def read_token(option: str, variable: str | None) -> str | None:
@@ -112,9 +110,7 @@ def read_settings(start: worker_protocol.Start) -> AnyScorer:
     try:
         return _SETTINGS.validate_json(json.dumps(start.settings))
     except ValidationError as error:
-        raise ConfigError(
-            f"scorers.{start.key}: the worker does not accept these settings: {error}"
-        ) from error
+        raise ConfigError(f"scorers.{start.key}: the worker does not accept these settings: {error}") from error
 
 
 def encode_batch(batch: ScoreBatch, question: str) -> bytes:
@@ -241,14 +237,10 @@ def read_scores(message: Mapping[str, Any], question: str, count: int, spec_hash
             )
     try:
         values = np.asarray(message["values"], dtype=np.float64)
-        details = {
-            str(name): np.asarray(detail, dtype=np.float64) for name, detail in message["details"].items()
-        }
+        details = {str(name): np.asarray(detail, dtype=np.float64) for name, detail in message["details"].items()}
         refused = {int(row): str(reason) for row, reason in message["refused"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(
-            f"{who} sent malformed scores ({type(error).__name__}: {error}): {_short(message)}"
-        ) from error
+        raise DataError(f"{who} sent malformed scores ({type(error).__name__}: {error}): {_short(message)}") from error
     if not refused.keys() <= set(range(count)):
         raise DataError(f"{who} refused images that are not in the batch: {_short(refused)}")
     return Scores(values, details, refused)

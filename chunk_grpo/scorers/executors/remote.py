@@ -161,9 +161,7 @@ class Remote(ABC):
         except MalformedError as error:
             if response.is_server_error:  # from a terminated server, or a proxy in front of it
                 raise TransientError(f"{self.who} failed: status {response.status_code}") from error
-            raise DataError(
-                f"{self.who} is no scoring server: status {response.status_code}, {error}"
-            ) from error
+            raise DataError(f"{self.who} is no scoring server: status {response.status_code}, {error}") from error
 
     def _score(self, batch: ScoreBatch) -> Scores:
         (client, identity), question = self.contact(), uuid.uuid4().hex

@@ -81,9 +81,7 @@ class SubprocessScorer(Remote):
         assert process is not None
         if isinstance(error, httpx.TimeoutException):
             self._kill()
-            return TransientError(
-                f"{self.who} gave no answer within {seconds:g} s and was killed{process.words()}"
-            )
+            return TransientError(f"{self.who} gave no answer within {seconds:g} s and was killed{process.words()}")
         code, end = process.end()
         self._kill()
         if self._identity is None and code is not None and code >= 0:

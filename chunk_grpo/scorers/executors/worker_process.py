@@ -37,9 +37,7 @@ class WorkerProcess:
         client: Client of its server.
     """
 
-    def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], start: Callable[[int], bytes]
-    ) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], start: Callable[[int], bytes]) -> None:
         """Start the process.
 
         Args:

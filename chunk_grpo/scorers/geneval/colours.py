@@ -68,20 +68,14 @@ class ColourClassifier:
     def directions(self, class_name: str) -> FloatArray:
         """Unit vectors of a class's colours, float64 [10, D]: normalised means of normalised TEMPLATES embeddings."""
         if class_name not in self._directions:
-            texts = [
-                template.format(colour=colour, name=class_name)
-                for colour in COLOURS
-                for template in TEMPLATES
-            ]
+            texts = [template.format(colour=colour, name=class_name) for colour in COLOURS for template in TEMPLATES]
             features = self.encoder.embed_texts(*self.processor.tokens(texts))
             of_texts = features.reshape(len(COLOURS), len(TEMPLATES), -1)
             self._directions[class_name] = unit(of_texts.mean(axis=1))
         return self._directions[class_name]
 
 
-def crop_object(
-    image: NDArray[np.uint8], mask: NDArray[np.bool_], box: NDArray[np.float32]
-) -> NDArray[np.uint8]:
+def crop_object(image: NDArray[np.uint8], mask: NDArray[np.bool_], box: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Cut out an object: grey outside its mask, cropped to its box.
 
     Args:

@@ -147,9 +147,7 @@ def postprocess(
         DataError: A logit is not finite.
     """
     if not (class_logits.isfinite().all() and mask_logits.isfinite().all()):
-        raise DataError(
-            "GenEval's detector gave numbers that are not finite; use float32, and check its weights"
-        )
+        raise DataError("GenEval's detector gave numbers that are not finite; use float32, and check its weights")
     probabilities = class_logits.float().softmax(dim=-1)[:, :-1]
     scores, pairs = probabilities.flatten().topk(min(MAX_DETECTIONS, probabilities.numel()))
     # The mask factor only lowers scores, so pairs already below the threshold need no resized mask.

@@ -47,9 +47,7 @@ class OriginalResult(BaseModel, frozen=True, strict=True):
         return int(Path(self.filename).stem)
 
 
-def write_prompt_folder(
-    root: Path, number: int, record: Mapping[str, object], pictures: Sequence[bytes]
-) -> Path:
+def write_prompt_folder(root: Path, number: int, record: Mapping[str, object], pictures: Sequence[bytes]) -> Path:
     """Write the images of one prompt.
 
     Args:
@@ -104,8 +102,6 @@ def read_results(path: Path) -> list[OriginalResult]:
                 raise DataError(f"{path}:{number}: no result of GenEval's evaluator: {faults}") from error
             picture = result.prompt_number, result.sample
             if picture in results:
-                raise DataError(
-                    f"{path}:{number}: a second result for sample {picture[1]} of prompt {picture[0]}"
-                )
+                raise DataError(f"{path}:{number}: a second result for sample {picture[1]} of prompt {picture[0]}")
             results[picture] = result
     return [results[picture] for picture in sorted(results)]

@@ -75,11 +75,7 @@ class GenEval(ConfiguredScorer[GenEvalScorer]):
             found_objects(seen, self._threshold(record), self.settings.max_objects)
             for seen, record in zip(detections, records, strict=True)
         ]
-        asked = [
-            (row, wanted)
-            for row, record in enumerate(records)
-            for wanted in asked_colours(record, found[row])
-        ]
+        asked = [(row, wanted) for row, record in enumerate(records) for wanted in asked_colours(record, found[row])]
         crops = [
             crop_object(batch.images[row], detections[row].masks[number], detections[row].boxes[number])
             for row, (_, number) in asked

@@ -141,9 +141,7 @@ class Judge:
         except (ValueError, KeyError, TypeError):
             return None
 
-    async def _ask_all(
-        self, questions: Sequence[Question], take: Callable[[Question, str], object]
-    ) -> dict[str, str]:
+    async def _ask_all(self, questions: Sequence[Question], take: Callable[[Question, str], object]) -> dict[str, str]:
         free = asyncio.Semaphore(self._settings.concurrency)
 
         async def ask(client: AsyncOpenAI, question: Question) -> str:
@@ -160,9 +158,7 @@ class Judge:
                 await asyncio.gather(*tasks, return_exceptions=True)
         return {question.key: fault for question, fault in zip(questions, faults, strict=True) if fault}
 
-    async def _ask(
-        self, client: AsyncOpenAI, question: Question, take: Callable[[Question, str], object]
-    ) -> str:
+    async def _ask(self, client: AsyncOpenAI, question: Question, take: Callable[[Question, str], object]) -> str:
         """Reason why there is no well-formed answer; empty if there is one."""
         messages = await asyncio.to_thread(question.messages)  # PNG encoding is slow
         endpoint, attempts = self._endpoint, self._settings.attempts

@@ -86,9 +86,7 @@ class Endpoint:
                 if settings.api_key_variable
                 else f"Name the environment variable with the key in {self.section}.api_key_variable."
             )
-            return DataError(
-                f"{self.section}: {answer}: the key is missing, wrong, or may not do this. {mend}"
-            )
+            return DataError(f"{self.section}: {answer}: the key is missing, wrong, or may not do this. {mend}")
         answer = f"{answer}: {self.quote(plain(body))}"
         if status == 400 and _code(body) in _CONTENT_FILTERS:
             return RefusedError(answer)

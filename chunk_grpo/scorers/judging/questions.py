@@ -45,18 +45,14 @@ class Questions(JudgeScorer[QuestionsScorer]):
         """Same as `score`, without checking the batch."""
         need = ". Set `splits` to splits whose prompts have questions, such as those of kind dpg."
         listed = self.parsed(batch, lambda _, record: parse_questions(record), need)
-        asked = [
-            [self._question(batch, row, one) for one in questions] for row, questions in enumerate(listed)
-        ]
+        asked = [[self._question(batch, row, one) for one in questions] for row, questions in enumerate(listed)]
         faults = self.ask([question for questions in asked for question in questions])
         values, yes = np.full(len(batch), np.nan), np.full(len(batch), np.nan)
         refused: dict[int, str] = {}
         for row, questions in enumerate(asked):
             missing = [faults[question.key] for question in questions if question.key in faults]
             if missing:
-                refused[row] = (
-                    f"{len(missing)} of {len(questions)} questions have no answer, such as {missing[0]}"
-                )
+                refused[row] = f"{len(missing)} of {len(questions)} questions have no answer, such as {missing[0]}"
                 continue
             answers = [self.stored(question) for question in questions]
             values[row] = image_value(listed[row], answers)

@@ -49,11 +49,7 @@ class NumberByPattern:
         """Number of a match; refuses a part of a longer number, such as the 1 of 10."""
         first, last = found.span(1)
         for number in _NUMBER.finditer(answer):
-            if (
-                number.start() < last
-                and first < number.end()
-                and not first <= number.start() < number.end() <= last
-            ):
+            if number.start() < last and first < number.end() and not first <= number.start() < number.end() <= last:
                 raise ValueError(f"the pattern finds {found[1]!r}, a part of {number[0]!r}")
         try:
             number_found = float(found[1])

@@ -44,11 +44,7 @@ class VlmJudge(JudgeScorer[VlmJudgeScorer]):
 
     def answer(self, reply: bytes) -> str:
         """Answer in the body of a chat completion; ValueError if there is none."""
-        return (
-            self._reading.answer(reply)
-            if isinstance(self._reading, YesProbability)
-            else super().answer(reply)
-        )
+        return self._reading.answer(reply) if isinstance(self._reading, YesProbability) else super().answer(reply)
 
     def parse(self, answer: str) -> float:
         """Value of a stored answer."""

@@ -63,9 +63,7 @@ def digest(template: Template, system: str | None = None) -> str:
     return hashlib.sha256(json.dumps(pieces if system is None else [system, pieces]).encode()).hexdigest()
 
 
-def fill(
-    section: str, template: Template, batch: ScoreBatch, row: int, values: Mapping[str, str] | None = None
-) -> str:
+def fill(section: str, template: Template, batch: ScoreBatch, row: int, values: Mapping[str, str] | None = None) -> str:
     """Question about an image.
 
     Args:
@@ -88,9 +86,7 @@ def fill(
                 f"template asks for; it has {', '.join(sorted(record)) or 'nothing'}. Add the column to the prompt "
                 "file, or set `splits` to splits whose prompts have it."
             )
-        filled[f"{METADATA}{key}"] = (
-            value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        )
+        filled[f"{METADATA}{key}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return template.fill(filled)
 
 

@@ -36,9 +36,7 @@ def find_checkpoint(key: str, weights: Weights, patterns: Sequence[str]) -> Path
         if _may_be_hub_id(weights.checkpoint):
             folder = _download(key, weights, patterns)
         else:
-            raise DataError(
-                f"{key}.checkpoint: the folder {weights.checkpoint} does not exist. {_how(weights)}"
-            )
+            raise DataError(f"{key}.checkpoint: the folder {weights.checkpoint} does not exist. {_how(weights)}")
     elif weights.revision is not None:
         raise DataError(
             f"{key}.revision: must be null for the folder {weights.checkpoint}, got {weights.revision!r}; a folder is "
@@ -123,9 +121,7 @@ def _download(key: str, weights: Weights, patterns: Sequence[str]) -> Path:
             f"{key}.checkpoint: {repository!r} is neither a local folder nor a valid hub id such as "
             f"openai/clip-vit-large-patch14 ({_first_line(error)}). {_GIVE}"
         ) from error
-    except (
-        Exception
-    ) as error:  # the error types depend on the network library of the installed huggingface_hub
+    except Exception as error:  # the error types depend on the network library of the installed huggingface_hub
         raise DataError(
             f"{key}: {repository} (revision {revision or 'main'}) is no folder here, not in the hub's cache, and could "
             f"not be downloaded ({_first_line(error)}). If the network is only away for now, run the same command "
@@ -139,11 +135,7 @@ def _kept(repository: str, revision: str | None, files: Sequence[str]) -> Path |
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        return Path(
-            snapshot_download(
-                repository, revision=revision, allow_patterns=list(files), local_files_only=True
-            )
-        )
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=list(files), local_files_only=True))
     except LocalEntryNotFoundError:
         return None
 

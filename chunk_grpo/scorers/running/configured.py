@@ -151,9 +151,7 @@ def chosen_device(device: str | None) -> str:
     try:
         wanted = torch.device(device)
     except RuntimeError as error:
-        raise ConfigError(
-            f"executors: device must be as cuda:1 or cpu, got {device!r}; set it, or null"
-        ) from error
+        raise ConfigError(f"executors: device must be as cuda:1 or cpu, got {device!r}; set it, or null") from error
     if wanted.type == "cuda" and (wanted.index or 0) >= there:
         raise ConfigError(
             f"executors: device must be one of the {there} GPUs that torch sees here, got {device!r}; set null, or run "

@@ -119,9 +119,7 @@ class External:
         try:
             answer = self._answer(arguments, edited)
         except SystemExit as error:  # would end the stage as if it had succeeded
-            raise RuntimeError(
-                f"scorer {self.key}: {self.settings.source} called sys.exit({error})"
-            ) from error
+            raise RuntimeError(f"scorer {self.key}: {self.settings.source} called sys.exit({error})") from error
         except Exception as error:
             if may_pass(error) or isinstance(error, ChunkGrpoError):
                 raise
@@ -131,9 +129,7 @@ class External:
         refused: dict[int, str] = {}
         if isinstance(values, list):
             refused = {
-                row: str(each) or "no reason given"
-                for row, each in enumerate(values)
-                if isinstance(each, RefusedError)
+                row: str(each) or "no reason given" for row, each in enumerate(values) if isinstance(each, RefusedError)
             }
             values = [None if row in refused else each for row, each in enumerate(values)]
         numbers = {name: self._numbers(each) for name, each in details.items()}
@@ -161,9 +157,7 @@ class External:
             *_, last = (call for call in calls if call.filename == calls[0].filename)
             place = f" ({Path(last.filename).name}, line {last.lineno})"  # a server's paths are not for its clients
         keys = sorted({key for each in batch.metadata for key in each})
-        known = (
-            f"The keys of metadata are: {', '.join(keys) or 'none'}. " if isinstance(error, KeyError) else ""
-        )
+        known = f"The keys of metadata are: {', '.join(keys) or 'none'}. " if isinstance(error, KeyError) else ""
         return DataError(
             f"scorers.{self.key}: {self.settings.source} raised {type(error).__name__}: {error}{place}. "
             f"{known}Mend it, and run the same command again."
@@ -248,9 +242,7 @@ def find_source(key: str, source: str) -> Callable[..., Any]:
             f"scorers.{key}.source: cannot import {source} ({type(error).__name__}: {error}). {_remedy(error, module)}"
         ) from error
     if not callable(found):
-        raise ConfigError(
-            f"scorers.{key}.source: must be a function or a class, but {source} is {found!r:.200}"
-        )
+        raise ConfigError(f"scorers.{key}.source: must be a function or a class, but {source} is {found!r:.200}")
     function: Callable[..., Any] = found
     return function
 

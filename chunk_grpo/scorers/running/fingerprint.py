@@ -50,8 +50,7 @@ def spec_hash(
         DataError: A model is missing.
     """
     models = {
-        field: _model(f"scorers.{key}.{field}", getattr(settings, field), patterns)
-        for field, patterns in files.items()
+        field: _model(f"scorers.{key}.{field}", getattr(settings, field), patterns) for field, patterns in files.items()
     }
     identity = json.dumps([version, scoring_settings(settings), models, dict(besides or {})], sort_keys=True)
     return hashlib.sha256(identity.encode()).hexdigest()[:16]

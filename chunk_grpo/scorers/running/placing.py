@@ -48,9 +48,7 @@ def place_scorer(key: str, settings: AnyScorer, executor: AnyExecutor | None) ->
     return placed
 
 
-def place_checked(
-    spec: ScorerSpec, scorers: Mapping[str, AnyScorer], executors: Mapping[str, AnyExecutor]
-) -> Scorer:
+def place_checked(spec: ScorerSpec, scorers: Mapping[str, AnyScorer], executors: Mapping[str, AnyExecutor]) -> Scorer:
     """Make the scorer of a spec as params.yaml defines it. Contacts its server or starts its process.
 
     Args:

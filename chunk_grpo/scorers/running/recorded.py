@@ -26,9 +26,7 @@ def scorer_records(params: Params, digests: Digests) -> dict[str, Any]:
     }
 
 
-def _scorer_content(
-    settings: AnyScorer, executor: AnyExecutor | None, digests: Digests
-) -> dict[str, str | None]:
+def _scorer_content(settings: AnyScorer, executor: AnyExecutor | None, digests: Digests) -> dict[str, str | None]:
     content = {
         field: _weights(value, digests)
         for field in type(settings).model_fields

@@ -67,9 +67,7 @@ _WITH_STATUS = {
 _STATUSES = {408, 409, 425, 429}
 """HTTP statuses that may pass: time-out, conflict, too early, too many requests. All from 500 on may pass too."""
 
-_OF_THE_SYSTEM = {
-    *(errno.EAGAIN, errno.EHOSTUNREACH, errno.EIO, errno.ENETDOWN, errno.ENETUNREACH, errno.ESTALE)
-}
+_OF_THE_SYSTEM = {*(errno.EAGAIN, errno.EHOSTUNREACH, errno.EIO, errno.ENETDOWN, errno.ENETUNREACH, errno.ESTALE)}
 """Error numbers that may pass: the network or a network file system is unavailable."""
 
 

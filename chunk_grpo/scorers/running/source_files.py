@@ -76,9 +76,7 @@ def _counts(spec: ModuleSpec, module: str) -> bool:
     if spec.origin in ("built-in", "frozen"):
         return False
     same = spec.name.partition(".")[0] == module.partition(".")[0]
-    return same or not any(
-        Path(spec.origin).resolve().is_relative_to(folder) for folder in _installed_folders()
-    )
+    return same or not any(Path(spec.origin).resolve().is_relative_to(folder) for folder in _installed_folders())
 
 
 @cache

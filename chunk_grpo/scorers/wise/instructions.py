@@ -156,15 +156,11 @@ def read_evaluator(source: str) -> Instructions:
         if isinstance(name, ast.Constant) and name.value == "text"
     ]
     if len(texts) != 2:
-        raise ValueError(
-            f"needs two texts in build_evaluation_messages, the system's and the user's; has {len(texts)}"
-        )
+        raise ValueError(f"needs two texts in build_evaluation_messages, the system's and the user's; has {len(texts)}")
     system, question = (literal_pieces(text, _key, ("Prompt", "Explanation")) for text in texts)
     slots = sorted(piece.name for piece in question if isinstance(piece, Slot))
     if len(system) != 1 or not isinstance(system[0], str) or slots != ["Explanation", "Prompt"]:
-        raise ValueError(
-            "the user's text, and only that, must have Prompt and Explanation filled in, once each"
-        )
+        raise ValueError("the user's text, and only that, must have Prompt and Explanation filled in, once each")
     return Instructions(system[0], Template(question))
 
 

@@ -38,9 +38,7 @@ def main(checkpoint: str, med_config: str) -> None:
     # strict=False is utils.load's, too; what does not fit is told to the test.
     told = model.load_state_dict(state, strict=False)
     model.eval()
-    tokens = model.blip.tokenizer(
-        prompts, padding="max_length", truncation=True, max_length=35, return_tensors="np"
-    )
+    tokens = model.blip.tokenizer(prompts, padding="max_length", truncation=True, max_length=35, return_tensors="np")
     with torch.no_grad():
         rewards = [model.score(prompt, picture) for prompt, picture in zip(prompts, pictures, strict=True)]
         _, ranked = model.inference_rank(prompts[0], pictures)

@@ -240,12 +240,8 @@ def read_batch(message: Mapping[str, Any]) -> Batch:
         for number, row in enumerate(rows):
             if len(row.pixels) != height * width * 3:
                 raise ValueError(f"row {number} has {len(row.pixels)} bytes, not {height} * {width} * 3")
-            if (row.source is None) != (rows[0].source is None) or len(row.source or row.pixels) != len(
-                row.pixels
-            ):
-                raise ValueError(
-                    f"row {number} must have a source of {height} * {width} * 3 bytes, or no row has one"
-                )
+            if (row.source is None) != (rows[0].source is None) or len(row.source or row.pixels) != len(row.pixels):
+                raise ValueError(f"row {number} must have a source of {height} * {width} * 3 bytes, or no row has one")
         return Batch(question, height, width, rows)
     except (KeyError, TypeError, ValueError) as error:
         raise MalformedError(f"no batch of images: {type(error).__name__}: {error}") from None
@@ -254,9 +250,7 @@ def read_batch(message: Mapping[str, Any]) -> Batch:
 def _read_row(row: Mapping[str, Any], number: int) -> Row:
     prompt, metadata, group = row["prompt"], row["metadata"], row["group"]
     if not (isinstance(prompt, str) and isinstance(metadata, dict) and type(group) is int):
-        raise ValueError(
-            f"row {number} must have a text as prompt, an object as metadata and a whole number as group"
-        )
+        raise ValueError(f"row {number} must have a text as prompt, an object as metadata and a whole number as group")
     source = None if "source" not in row else binascii.a2b_base64(row["source"])
     return Row(prompt, metadata, group, binascii.a2b_base64(row["pixels"]), source)
 

@@ -189,9 +189,7 @@ class RequestHandler(BaseHTTPRequestHandler):
             while self.rfile.read1(_BLOCK):
                 pass
 
-    def _send(
-        self, status: int, message: Mapping[str, Any], headers: Mapping[str, str] | None = None
-    ) -> None:
+    def _send(self, status: int, message: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> None:
         content = write_message(message)
         self.connection.settimeout(self.timeout)
         self.send_response(status)
