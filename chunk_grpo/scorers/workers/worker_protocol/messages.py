@@ -156,7 +156,7 @@ def _plain(values: Any) -> Any:
     return values.tolist() if hasattr(values, "tolist") else list(values)
 
 
-def error_message(error: Exception, question: str | None = None) -> dict[str, Any]:
+def error_message(error: BaseException, question: str | None = None) -> dict[str, Any]:
     """Message for an exception: kind (one of `KINDS` or the class name), text, traceback, and `facts_of`."""
     names = [kind.__name__ for kind in type(error).__mro__]
     return {

@@ -9,14 +9,15 @@ import logging
 import re
 import socket
 from collections.abc import Iterator, Mapping
+from concurrent.futures import wait
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from .messages import KINDS, Batch, MalformedError, error_message, read_batch, read_message, write_message
+from .messages import KINDS, MalformedError, error_message, read_batch, read_message, write_message
 
 if TYPE_CHECKING:
-    from .serving import Job, ScoringServer
+    from .serving import ScoringServer
 
 _LOG = logging.getLogger(__name__)
 
@@ -120,11 +121,16 @@ class RequestHandler(BaseHTTPRequestHandler):
             except MalformedError as error:
                 raise RefusedRequestError(400, str(error)) from error
             del body
-            job = self._done(batch)
-            if job.error is None:
-                self._send(200, job.answer)
+            answer = self.server.submit(batch)
+            while not wait([answer], _LOOK_SECONDS).done:
+                if self._has_left():
+                    answer.cancel()
+                    raise ConnectionResetError("the client left")
+            error = answer.exception()
+            if error is None:
+                self._send(200, answer.result())
             else:  # the client raises it
-                self._send(500, self._told(job.error, batch.id))
+                self._send(500, self._told(error, batch.id))
         finally:
             self.server.count(batches=-1, size=-held)
 
@@ -149,15 +155,6 @@ class RequestHandler(BaseHTTPRequestHandler):
                 408, f"the body must arrive without pauses above {_SILENT_SECONDS:g} s", RETRY
             ) from None
 
-    def _done(self, batch: Batch) -> Job:
-        """The batch with its answer. It is not scored if its client leaves while it waits."""
-        job = self.server.submit(batch)
-        while not job.is_done.wait(_LOOK_SECONDS):
-            if self._has_left():
-                job.is_dropped = True
-                raise ConnectionResetError("the client left")
-        return job
-
     def _has_left(self) -> bool:
         self.connection.settimeout(0)
         try:
@@ -167,7 +164,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         except ConnectionError:
             return True
 
-    def _told(self, error: Exception, question: str) -> Mapping[str, Any]:
+    def _told(self, error: BaseException, question: str) -> Mapping[str, Any]:
         """Error message for the client. Only the stage that started the process gets traceback and folders."""
         message = error_message(error, question)
         if self.server.is_private:

@@ -16,11 +16,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import MappingProxyType
 from typing import Any
 
 from .messages import (
@@ -110,7 +110,7 @@ class ScoringServer(ThreadingHTTPServer):
         listener.set_inheritable(False)
         self._about: Mapping[str, Any] | None = None
         self._is_known, self.is_leaving, self._lock = threading.Event(), False, threading.Lock()
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Batch, Future[Mapping[str, Any]]] | None] = SimpleQueue()
         self._begun: float | None = None
         self._batches, self._held = 0, 0
 
@@ -127,8 +127,7 @@ class ScoringServer(ThreadingHTTPServer):
                 return
             try:
                 while (job := self._jobs.get()) is not None:
-                    if not job.is_dropped:
-                        self._score(worker, job)
+                    self._score(worker, *job)
             finally:
                 worker.close()
             end = time.monotonic() + _LEAVE_SECONDS
@@ -148,7 +147,8 @@ class ScoringServer(ThreadingHTTPServer):
         self.is_leaving = True
         with contextlib.suppress(Empty):
             while job := self._jobs.get_nowait():
-                job.end(error=_leaving())
+                if job[1].set_running_or_notify_cancel():
+                    job[1].set_exception(_leaving())
         self._jobs.put(None)
 
     def about(self) -> Mapping[str, Any]:
@@ -170,14 +170,14 @@ class ScoringServer(ThreadingHTTPServer):
             "most_bytes": self.limits.most_bytes,
         }
 
-    def submit(self, batch: Batch) -> Job:
-        """Queue a batch, or refuse it if the server shuts down."""
-        job = Job(batch)
+    def submit(self, batch: Batch) -> Future[Mapping[str, Any]]:
+        """Queue a batch, or refuse it if the server shuts down. If the answer is cancelled, it is not scored."""
+        answer: Future[Mapping[str, Any]] = Future()
         if self.is_leaving:
-            job.end(error=_leaving())
+            answer.set_exception(_leaving())
         else:
-            self._jobs.put(job)
-        return job
+            self._jobs.put((batch, answer))
+        return answer
 
     def count(self, batches: int = 0, size: int = 0) -> None:
         """Count what requests hold, less what they give back. More than the server may hold is refused."""
@@ -219,53 +219,45 @@ class ScoringServer(ThreadingHTTPServer):
         _LOG.info("ready: %s, version %s", worker.name, worker.version)
         return worker
 
-    def _score(self, worker: Worker, job: Job) -> None:
+    def _score(self, worker: Worker, batch: Batch, answer: Future[Mapping[str, Any]]) -> None:
+        if not answer.set_running_or_notify_cancel():
+            return
         self._begun = start = time.monotonic()
-        timer = threading.Timer(self.limits.batch_seconds, self._give_up, (worker.name, job))
+        timer = threading.Timer(self.limits.batch_seconds, self._give_up, (worker.name, answer))
         timer.start()
-        answer: Mapping[str, Any] = {}
+        message: Mapping[str, Any] = {}
         failure = None
         try:
-            answer = scores_message(job.batch.id, worker.score(job.batch), worker.spec_hash)
+            message = scores_message(batch.id, worker.score(batch), worker.spec_hash)
         except Exception as error:  # the client raises it
             failure = error
         finally:
             timer.cancel()
             self._begun = None  # first: the stage may end its worker as soon as it has the answer
-        job.end(answer, failure)
+        if answer.done():  # by `_give_up`, which ends the process
+            return
+        if failure is None:
+            answer.set_result(message)
+        else:
+            answer.set_exception(failure)
         _LOG.info(
             "%d images in %.2f s, %d batches wait",
-            len(job.batch.rows),
+            len(batch.rows),
             time.monotonic() - start,
             self._jobs.qsize(),
         )
 
-    def _give_up(self, name: str, job: Job) -> None:
+    def _give_up(self, name: str, answer: Future[Mapping[str, Any]]) -> None:
         """End the process: a call that hangs cannot be ended alone."""
-        error = TransientError(
-            f"the scorer {name} gave no answer within {self.limits.batch_seconds:g} s (--batch-seconds) and still "
-            "runs, so its server ends; start it again"
+        answer.set_exception(
+            TransientError(
+                f"the scorer {name} gave no answer within {self.limits.batch_seconds:g} s (--batch-seconds) and still "
+                "runs, so its server ends; start it again"
+            )
         )
-        job.end(error=error)
         _LOG.error("a batch exceeded its time limit and still runs; the server ends")
         time.sleep(_ANSWER_SECONDS)
         os._exit(_TRY_LATER)
-
-
-class Job:
-    """A batch and, once it is done, its answer or error."""
-
-    def __init__(self, batch: Batch) -> None:
-        """Nothing is done yet."""
-        self.batch, self.is_done, self.is_dropped = batch, threading.Event(), False
-        self.answer: Mapping[str, Any] = {}
-        self.error: Exception | None = None
-
-    def end(self, answer: Mapping[str, Any] = MappingProxyType({}), error: Exception | None = None) -> None:
-        """Set answer or error, unless it has one."""
-        if not self.is_done.is_set():
-            self.answer, self.error = answer, error
-            self.is_done.set()
 
 
 def _leaving() -> TransientError:
