@@ -163,15 +163,7 @@ def check_scores(name: str, scores: Scores, prompts: Sequence[str]) -> Scores:
 
 
 def sources_of(key: str, batch: ScoreBatch) -> Pictures:
-    """The pictures of which a batch's images are edits.
-
-    Args:
-        key: Name of the scorer in params.yaml.
-        batch: Images.
-
-    Raises:
-        DataError: There are none.
-    """
+    """The pictures of which a batch's images are edits; DataError without any."""
     if batch.sources is None:
         raise DataError(
             f"scorers.{key}: judges the pictures of which images are edits, but these prompts edit none; set "

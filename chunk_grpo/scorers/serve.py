@@ -28,9 +28,6 @@ _LOG = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT.
 
-    Args:
-        argv: Command line; None: the process's.
-
     Returns:
         Exit code: 0 after a signal, 2 for a bad configuration, 3 for a missing file, 1 after a second signal, 75 if a
         batch exceeded its time limit.
@@ -63,16 +60,7 @@ def serve(scorer: Scorer, address: tuple[str, int], limits: Limits) -> None:
     """Serve a scorer until SIGTERM or SIGINT. Must be called in the main thread.
 
     A second signal ends the process with exit code 1 although a batch is being scored, as soon as Python can handle it;
-    a call that exceeds its time limit ends it with exit code 75.
-
-    Args:
-        scorer: Scorer to serve.
-        address: Host and port; port 0: any free port.
-        limits: Limits for requests.
-
-    Raises:
-        ConfigError: Listening on the address fails, or a package is missing.
-        DataError: A file is missing.
+    a call that exceeds its time limit ends it with exit code 75. Port 0 is any free port.
     """
     with _listen(*address) as listener:
         host, port = listener.getsockname()[:2]

@@ -78,14 +78,8 @@ def made_up_pictures(count: int, height: int, width: int) -> Pictures:
 def try_scorer(key: str, scorer: Scorer, samples: Sequence[Sample], images_per_prompt: int) -> TrialTimes:
     """Score made-up images of all samples; the images of the first prompt alone, to time loading.
 
-    A refused image is reported. It ends the trial only if no image was judged, since a judge may refuse what shows
-    nothing.
-
-    Args:
-        key: Name of the scorer in params.yaml.
-        scorer: The scorer, not loaded yet.
-        samples: Prompts of its splits, at least one sample.
-        images_per_prompt: Images of a group, for groupwise scorers; others get one image for a prompt.
+    A groupwise scorer gets `images_per_prompt` images of a prompt, others one. A refused image is reported. It ends the
+    trial only if no image was judged, since a judge may refuse what shows nothing.
 
     Raises:
         DataError: A prompt cannot be judged, a score is missing or not finite, or every image is refused.

@@ -11,12 +11,7 @@ from chunk_grpo.scorers.workers import worker_protocol
 
 
 def open_worker(start: worker_protocol.Start) -> worker_protocol.Worker:
-    """Make and check the scorer of a start line.
-
-    Raises:
-        ConfigError: A package is missing, or this version does not accept the settings.
-        DataError: A file is missing.
-    """
+    """Make and check the scorer of a start line."""
     return worker_for(make_scorer(start.key, read_settings(start), start.device))
 
 

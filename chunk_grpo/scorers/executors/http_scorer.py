@@ -24,16 +24,7 @@ class HttpScorer(Remote):
     """
 
     def __init__(self, key: str, settings: AnyScorer, executor: OverHttp) -> None:
-        """Contact nothing yet.
-
-        Args:
-            key: Name of the scorer in params.yaml.
-            settings: The scorer's section.
-            executor: URL, token variable and timeout of the server.
-
-        Raises:
-            ConfigError: The URL is malformed, or the token is not set.
-        """
+        """Contact nothing yet. ConfigError if the URL is malformed, or the token is not set."""
         super().__init__(key, settings)
         self.executor = executor
         token = read_token(f"executors.{key}.token_variable", executor.token_variable)

@@ -62,18 +62,9 @@ class Identity(BaseModel):
 
 
 def read_token(option: str, variable: str | None) -> str | None:
-    """Read the token from an environment variable.
+    """The token in an environment variable; None for no variable. `option` names the variable in messages.
 
-    Args:
-        option: Option or key that names the variable, for messages.
-        variable: Name of the variable; None: no token.
-
-    Returns:
-        The token; None if `variable` is None.
-
-    Raises:
-        ConfigError: The variable is not set, or its value is not allowed in an HTTP header. The message does not quote
-            the value.
+    ConfigError if the variable is not set, or holds what an HTTP header does not allow; the message does not quote it.
     """
     if variable is None:
         return None
@@ -102,11 +93,7 @@ def start_message(key: str, settings: AnyScorer, device: str | None, socket: int
 
 
 def read_settings(start: worker_protocol.Start) -> AnyScorer:
-    """Section of params.yaml in a start message.
-
-    Raises:
-        ConfigError: This version of the package does not accept the section.
-    """
+    """Section of params.yaml in a start message; ConfigError if this version of the package does not accept it."""
     try:
         return _SETTINGS.validate_json(json.dumps(start.settings))
     except ValidationError as error:
@@ -114,15 +101,7 @@ def read_settings(start: worker_protocol.Start) -> AnyScorer:
 
 
 def encode_batch(batch: ScoreBatch, question: str) -> bytes:
-    """Encode a batch as a message.
-
-    Args:
-        batch: Batch of any size, already checked by `check_batch`.
-        question: Id of the message.
-
-    Raises:
-        DataError: A metadata record cannot be written as JSON.
-    """
+    """Encode a batch, already checked by `check_batch`, as a message with the id `question`."""
     height, width = batch.images.shape[1:3]
     head = {"type": "score", "id": question, "height": height, "width": width}
     rows = []
@@ -166,12 +145,7 @@ def _pictures(batch: worker_protocol.Batch, pixels: Sequence[bytes]) -> NDArray[
 
 
 def worker_for(scorer: Scorer) -> worker_protocol.Worker:
-    """Check a scorer of this process and wrap it as a worker. Loads no model.
-
-    Raises:
-        ConfigError: A package is missing.
-        DataError: A file is missing.
-    """
+    """Check a scorer of this process, as `Scorer.check` does, and wrap it as a worker. Loads no model."""
     scorer.check()
     return worker_protocol.Worker(
         name=scorer.name,
@@ -195,11 +169,7 @@ def answer_of(scores: Scores) -> worker_protocol.Answer:
 
 
 def read_identity(message: Mapping[str, Any], who: str) -> Identity:
-    """Parse a worker's `ready` message.
-
-    Args:
-        message: First answer of the worker.
-        who: Name of the worker, for messages.
+    """Parse a worker's `ready` message; `who` is its name, for messages.
 
     Raises:
         ChunkGrpoError: The worker reported an error of that kind.
@@ -217,17 +187,9 @@ def read_identity(message: Mapping[str, Any], who: str) -> Identity:
 
 
 def read_scores(message: Mapping[str, Any], question: str, count: int, spec_hash: str, who: str) -> Scores:
-    """Parse the scores in the answer to `question`; reject an answer to another question.
+    """Parse the scores of `count` images in the answer to `question`, which is not an error message.
 
-    Args:
-        message: The answer, not an error message.
-        question: Id of the message with the batch.
-        count: Number of images in the batch.
-        spec_hash: Spec hash of the scorer.
-        who: Name of the worker, for messages.
-
-    Raises:
-        DataError: The answer is malformed, or belongs to another question or scorer.
+    DataError if it is malformed, or belongs to another question or scorer.
     """
     for name, value in {"type": "scores", "id": question, "spec_hash": spec_hash}.items():
         if message.get(name) != value:
@@ -247,11 +209,9 @@ def read_scores(message: Mapping[str, Any], question: str, count: int, spec_hash
 
 
 def raise_remote_error(message: Mapping[str, Any], who: str) -> None:
-    """Raise the error that a worker's message reports, if any.
+    """Raise the error that a worker's message reports, if any: of the reported kind if it is one of this package.
 
-    Raises:
-        ChunkGrpoError: Error of the reported kind and message; TransientError for errors that may pass.
-        WorkerError: Any other error of the worker.
+    Of others, a TransientError for one that may pass, else a WorkerError.
     """
     if message.get("type") != "error":
         return

@@ -30,12 +30,7 @@ class Remote(ABC):
     """
 
     def __init__(self, key: str, settings: AnyScorer) -> None:
-        """Contact nothing yet.
-
-        Args:
-            key: Name of the scorer in params.yaml.
-            settings: The scorer's section.
-        """
+        """Contact nothing yet."""
         self.key, self.settings = key, settings
         self._identity: Identity | None = None
 
@@ -117,14 +112,7 @@ class Remote(ABC):
     def exchange(
         self, client: httpx.Client, seconds: float, method: str, path: str, content: bytes | None = None
     ) -> dict[str, Any]:
-        """Answer to a request, which is repeated while the server says that it is busy.
-
-        Args:
-            client: Client of the server.
-            seconds: Time limit, with the repetitions.
-            method: GET or POST.
-            path: What is asked.
-            content: Body of the request.
+        """Answer to a request, which is repeated while the server says that it is busy, for `seconds` in all.
 
         Raises:
             DataError: The server refuses the request, or is no scoring server.
@@ -178,11 +166,7 @@ class Remote(ABC):
 
 
 def check_identity(key: str, settings: AnyScorer, identity: Identity, who: str) -> None:
-    """Check that a remote scorer is the one of `settings`.
-
-    Raises:
-        DataError: Name, version or a setting differs.
-    """
+    """Check that a remote scorer is the one of `settings`; DataError if name, version or a setting differs."""
     expected = _expected(key, settings)
     if expected is not None and (identity.name, identity.version) != expected:
         name, version = expected

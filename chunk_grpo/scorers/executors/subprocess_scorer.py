@@ -34,13 +34,7 @@ class SubprocessScorer(Remote):
     """
 
     def __init__(self, key: str, settings: AnyScorer, executor: InSubprocess) -> None:
-        """Start no process yet.
-
-        Args:
-            key: Name of the scorer in params.yaml.
-            settings: The scorer's section.
-            executor: Interpreter, script and time limits.
-        """
+        """Start no process yet."""
         super().__init__(key, settings)
         self.executor = executor
         self._process: WorkerProcess | None = None

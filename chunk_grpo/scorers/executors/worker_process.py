@@ -38,15 +38,12 @@ class WorkerProcess:
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], start: Callable[[int], bytes]) -> None:
-        """Start the process.
+        """Start the process; OSError if that fails.
 
         Args:
             command: Interpreter and arguments.
             environment: Complete environment of the process.
             start: Makes the start message from the number of the listening socket.
-
-        Raises:
-            OSError: The process cannot be started.
         """
         is_long = len(tempfile.gettempdir()) > _LONGEST_FOLDER
         self._folder = tempfile.mkdtemp(prefix="scorer-", dir="/tmp" if is_long else None)

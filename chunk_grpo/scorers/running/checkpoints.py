@@ -16,20 +16,16 @@ _GIVE = "Give a folder that holds the model, or its hub id and revision."
 
 
 def find_checkpoint(key: str, weights: Weights, patterns: Sequence[str]) -> Path:
-    """Find a model's files; download them from the hub if `checkpoint` is no local folder.
+    """Folder with a model's files, which are downloaded from the hub if `checkpoint` is no local folder.
+
+    DataError if the folder or a file is missing, the name is no valid hub id, or the hub cannot be reached. The message
+    says how to get the files.
 
     Args:
         key: Key of params.yaml, such as scorers.hpsv3.model, for messages.
         weights: Folder, or hub id and revision.
         patterns: Required files, such as "config.json" or "*.safetensors"; each pattern must match at least one file.
             Alternatives in one pattern are separated by |: "*.safetensors|pytorch_model.bin".
-
-    Returns:
-        Folder with the files.
-
-    Raises:
-        DataError: The folder or a file is missing, the name is no valid hub id, or the hub cannot be reached. The
-            message says how to get the files.
     """
     folder = Path(weights.checkpoint)
     if not folder.is_dir():
@@ -53,13 +49,9 @@ def find_checkpoint(key: str, weights: Weights, patterns: Sequence[str]) -> Path
 
 @contextmanager
 def readable(what: str) -> Iterator[None]:
-    """Explain an error of a library that reads a file. For damaged files they raise any type of error.
+    """Raise a DataError for any error of a library that reads a file: for damaged ones they raise all types.
 
-    Args:
-        what: Beginning of the message: key, file and what is wrong.
-
-    Raises:
-        DataError: The block failed.
+    Its message begins with `what`: key, file and what is wrong.
     """
     try:
         yield
@@ -70,16 +62,7 @@ def readable(what: str) -> Iterator[None]:
 
 
 def read_config(key: str, folder: Path, model_type: str) -> dict[str, Any]:
-    """Read a model's config.json in the transformers layout.
-
-    Args:
-        key: Key of params.yaml, such as scorers.geneval.detector, for messages.
-        folder: Folder with config.json.
-        model_type: Required model type, such as clip.
-
-    Raises:
-        DataError: The file cannot be read, or the model type differs.
-    """
+    """A model's config.json, of the transformers layout. DataError if it cannot be read, or is of another type."""
     path = folder / "config.json"
     with readable(f"{key}: {path} cannot be read"):
         config = json.loads(path.read_text(encoding="utf-8"))

@@ -101,15 +101,9 @@ class ConfiguredScorer(ABC, Generic[Settings]):
     def parsed(
         self, batch: ScoreBatch, parse: Callable[[str, Mapping[str, object]], Parsed], need: str = ""
     ) -> list[Parsed]:
-        """What each image's prompt and metadata say.
+        """What `parse` makes of each image's prompt and metadata.
 
-        Args:
-            batch: B images.
-            parse: Function of a prompt and its metadata.
-            need: What the scorer needs, as the end of the message.
-
-        Raises:
-            DataError: `parse` failed; the message names the prompt.
+        DataError if it fails; the message names the prompt, and ends with `need`, which says what the scorer needs.
         """
         found = []
         for prompt, record in zip(batch.prompts, batch.metadata, strict=True):

@@ -45,9 +45,6 @@ def spec_hash(
         settings: The scorer's section.
         files: Field of the settings to the patterns of the required files, as `find_checkpoint` takes them.
         besides: Further inputs that could change a score, such as the content of a file that a setting names.
-
-    Raises:
-        DataError: A model is missing.
     """
     models = {
         field: _model(f"scorers.{key}.{field}", getattr(settings, field), patterns) for field, patterns in files.items()

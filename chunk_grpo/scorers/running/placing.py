@@ -21,15 +21,9 @@ must not rerun training or scoring."""
 
 
 def place_scorer(key: str, settings: AnyScorer, executor: AnyExecutor | None) -> Scorer:
-    """Make a scorer where `executors` places it. Loads, starts and contacts nothing yet.
+    """Make a scorer where its section of `executors` places it; None: in this process. Starts and contacts nothing yet.
 
-    Args:
-        key: Name of the scorer in params.yaml, for messages.
-        settings: The scorer's section.
-        executor: The scorer's section of `executors`; None: in this process.
-
-    Raises:
-        ConfigError: A package is missing, an external scorer cannot be found, or its executor sets a device.
+    ConfigError if a package is missing, an external scorer cannot be found, or its executor sets a device.
     """
     if executor is None:
         executor = InProcess(kind="in-process", device=None)
@@ -49,16 +43,9 @@ def place_scorer(key: str, settings: AnyScorer, executor: AnyExecutor | None) ->
 
 
 def place_checked(spec: ScorerSpec, scorers: Mapping[str, AnyScorer], executors: Mapping[str, AnyExecutor]) -> Scorer:
-    """Make the scorer of a spec as params.yaml defines it. Contacts its server or starts its process.
+    """Make the scorer of a spec of check_scorers as params.yaml defines it. Contacts its server or starts its process.
 
-    Args:
-        spec: Spec from the stage check_scorers.
-        scorers: Section `scorers` of params.yaml.
-        executors: Section `executors` of params.yaml.
-
-    Raises:
-        ConfigError: A package is missing, an external scorer cannot be found, or its executor sets a device.
-        DataError: The scorer differs from the one that was checked.
+    DataError if it differs from the one that was checked; a ConfigError is that of `place_scorer`.
     """
     if spec.key not in scorers:
         raise DataError(f"scorers.{spec.key}: was checked, but is not in params.yaml; run `dvc repro`")

@@ -142,11 +142,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 def facts_may_pass(facts: Mapping[str, Any]) -> bool:
-    """`may_pass` for an error in another process. It names classes of libraries, which need not be installed here.
-
-    Args:
-        facts: Output of `facts_of`, which workers send with an error.
-    """
+    """`may_pass` for an error in another process, by its `facts_of`. Its classes need not be installed here."""
     kinds = {_short(name) for name in facts.get("classes", [])}
     if kinds & _WITH_STATUS:
         status = facts.get("status")
@@ -169,13 +165,7 @@ class Limited:
     """
 
     def __init__(self, key: str, scorer: Scorer, seconds: float) -> None:
-        """Start no thread yet.
-
-        Args:
-            key: Name of the scorer in params.yaml, for messages.
-            scorer: Scorer in this process.
-            seconds: Time limit of a `score` call, including loading the model.
-        """
+        """Start no thread yet. `seconds` is the time limit of a `score` call, including loading the model."""
         self.scorer, self.settings = scorer, scorer.settings
         self.name, self.version = scorer.name, scorer.version
         self.needs, self.groupwise = scorer.needs, scorer.groupwise
@@ -192,11 +182,7 @@ class Limited:
         return self.scorer.spec_hash()
 
     def score(self, batch: ScoreBatch) -> Scores:
-        """Score a batch with the wrapped scorer.
-
-        Raises:
-            TimeLimitError: The call exceeded the limit.
-        """
+        """Score a batch with the wrapped scorer; TimeLimitError if the call exceeds the limit."""
         if self._given_up:
             raise self._too_long()
         if self._thread is None:
@@ -238,11 +224,7 @@ class Background:
     """
 
     def __init__(self, name: str) -> None:
-        """Start the thread on the calling thread's GPU.
-
-        Args:
-            name: Name of the thread, for debuggers.
-        """
+        """Start the thread on the calling thread's GPU. The name is for debuggers."""
         self._calls: SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]
         self._calls = SimpleQueue()
         self._thread = threading.Thread(target=self._run, args=(current_gpu(),), name=name, daemon=True)
@@ -255,11 +237,9 @@ class Background:
         return answer
 
     def end(self, seconds: float | None = None) -> None:
-        """End the thread after the submitted calls.
+        """End the thread after the submitted calls, but wait for `seconds` at most; None: without a limit.
 
-        Args:
-            seconds: Time to wait. After that the running call is abandoned, and the process will end with exit code
-                75 if the call still runs. None: wait without limit.
+        A call that takes longer is abandoned. If it still runs at the end of the process, that has exit code 75.
         """
         self._calls.put(None)
         self._thread.join(seconds)
@@ -281,12 +261,7 @@ class Background:
 
 
 def waited(answer: Future[Result], check: Callable[[], object]) -> Result:
-    """Wait for a call; return its result or raise its error.
-
-    Args:
-        answer: Future from `Background.submit`.
-        check: Called repeatedly during the wait; an exception that it raises ends the wait.
-    """
+    """Result or error of a call of `Background`. `check` is called during the wait; its exception ends the wait."""
     while not wait([answer], _LOOK_SECONDS).done:
         check()
     return answer.result()

@@ -33,15 +33,14 @@ def module_of(source: str) -> str:
 
 
 def source_digest(source: str, files: Sequence[str], digest: Callable[[str], str | None]) -> str:
-    """Digest of all code and files of an external scorer.
+    """Digest of all code and files of an external scorer, sixteen hexadecimal digits.
+
+    Paths do not count: the same code in another place is the same scorer.
 
     Args:
         source: `source` of the scorer in params.yaml.
         files: Files and folders that the scorer reads, as in params.yaml.
-        digest: Returns the digest of the content at a path, or None if nothing is there.
-
-    Returns:
-        Sixteen hexadecimal digits. Paths do not count: the same code in another place is the same scorer.
+        digest: Digest of the content at a path; None if nothing is there.
     """
     module = module_of(source)
     modules = [(name, digest(str(path))) for name, path in sorted(source_files(module).items())]
@@ -52,16 +51,10 @@ def source_digest(source: str, files: Sequence[str], digest: Callable[[str], str
 
 
 def source_files(module: str) -> dict[str, Path]:
-    """Files of a module, its parent packages, and the user code that they import, directly or indirectly.
+    """Module name to file: a module, its parent packages, and the user code that they import, directly or indirectly.
 
     Nothing is imported. A module is user code if it is outside the interpreter's folders, or has the same top-level
-    package as `module`. Imports by a string at run time are not found.
-
-    Args:
-        module: Full name of the module.
-
-    Returns:
-        Module name to file; empty if the module does not exist.
+    package as `module`. Imports by a string at run time are not found. Empty if the module does not exist.
     """
 
     def file_of(name: str) -> Path | None:

@@ -50,15 +50,7 @@ def spec_of(key: str, settings: AnyScorer, scorer: Scorer) -> ScorerSpec:
 
 
 def spec_from(record: Mapping[str, Any], source: str) -> ScorerSpec:
-    """Parse a spec.
-
-    Args:
-        record: The JSON object.
-        source: File of the object, for messages.
-
-    Raises:
-        DataError: A key is missing or has a wrong type, for example after an update of this package.
-    """
+    """Parse a spec of the file `source`; DataError if it has another form, as after an update of this package."""
     try:
         return ScorerSpec.model_validate(record)
     except ValidationError as error:
@@ -68,11 +60,7 @@ def spec_from(record: Mapping[str, Any], source: str) -> ScorerSpec:
 
 
 def require_same(spec: ScorerSpec, scorer: Scorer) -> None:
-    """Check that a scorer matches its spec. Reads its local model files completely.
-
-    Raises:
-        DataError: Name, version, settings or models differ.
-    """
+    """Check that a scorer matches its spec; else DataError. Reads its local model files completely."""
     found = (scorer.name, scorer.version)
     if found != (spec.name, spec.version):
         raise DataError(
