@@ -2,7 +2,7 @@
 
 
 class FakeClock:
-    """Stands for `time.monotonic` and `time.sleep`.
+    """Stands for the module `time`.
 
     Attributes:
         waits: The seconds of each sleep.
@@ -11,8 +11,10 @@ class FakeClock:
     def __init__(self) -> None:
         self.waits: list[float] = []
 
-    def __call__(self) -> float:
+    def monotonic(self) -> float:
         return 100.0 + sum(self.waits)
+
+    perf_counter = monotonic
 
     def sleep(self, seconds: float) -> None:
         self.waits.append(seconds)

@@ -1,9 +1,11 @@
 """The weighted sum, and what is refused."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from chunk_grpo.errors import DataError
+from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.image_files import as_pictures
 from chunk_grpo.scorers.base import ScoreBatch, Scores, check_batch, check_scores
 from chunk_grpo.scorers.reward import Reward, weighted_sum
@@ -42,32 +44,38 @@ def test_a_batch_whose_parts_do_not_fit_is_refused(broken, said):
         shapes_scorer("shapes-vivid").score(broken)
 
 
-def test_the_reward_is_the_weighted_sum():
-    reward = shapes_reward({"shapes-graded": 2.0, "shapes-vivid": 0.25})
+def test_the_reward_has_the_values_of_each_weighted_scorer():
     batch = pictures(RED_CIRCLE.prompt, dict(RED_CIRCLE.metadata()))
-    scores = reward.scores(batch)
-    graded, vivid = (shapes_scorer(name).score(batch).values for name in ("shapes-graded", "shapes-vivid"))
-    total = weighted_sum(scores, reward.weights)
-    assert np.allclose(total, 2.0 * graded + 0.25 * vivid, rtol=0, atol=1e-15)
+    scores = shapes_reward({"shapes-graded": 2.0, "shapes-vivid": 0.25}).scores(batch)
     assert list(scores) == ["shapes-graded", "shapes-vivid"]
-    assert np.array_equal(scores["shapes-graded"], graded)
+    for name, values in scores.items():
+        assert np.array_equal(values, shapes_scorer(name).score(batch).values)
+
+
+def test_mix_adds_in_the_order_of_the_weights_from_zero():
+    """In binary, (0.1 + 0.2) + 0.3 is not 0.1 + (0.2 + 0.3): the order of the weights changes the last bit."""
+    details = {"c": np.array([0.3]), "b": np.array([0.2]), "a": np.array([0.1]), "unused": np.array([9.0])}
+    assert weighted_sum(details, {"a": 1.0, "b": 1.0, "c": 1.0}).tolist() == [0.6000000000000001]
+    assert weighted_sum(details, {"c": 1.0, "b": 1.0, "a": 1.0}).tolist() == [0.6]
+    mixed = weighted_sum({"a": np.array([0.25, 0.75]), "b": np.array([4.0, 8.0])}, {"b": 0.5, "a": 2.0})
+    assert mixed.tolist() == [2.5, 5.5]
+    assert details["a"].tolist() == [0.1]
+
+
+def test_a_scorer_that_compares_a_group_is_no_training_reward():
+    with pytest.raises(ConfigError, match=r"^rewards.odd: this scorer compares the images of a prompt"):
+        Reward({KEY: External(KEY, settings("Compared"))}, {KEY: 1.0})
 
 
 @pytest.mark.parametrize(
     ("scores", "said"),
     [
-        *(
-            (
-                Scores(np.array([0.0, value])),
-                rf"image 1 of the batch \('b'\) got {value}; scores must be finite",
-            )
-            for value in (np.nan, np.inf, -np.inf)
-        ),
-        *((Scores(np.zeros(shape)), "needs one value for each of 2 images, an array of ") for shape in (1, 3, (2, 1))),
-        *(
-            (Scores(np.zeros(2), {"detections": detail}), "detail 'detections'")
-            for detail in (np.array([0.0, np.nan]), np.zeros(1))
-        ),
+        (Scores(np.array([0.0, np.nan])), r"image 1 of the batch \('b'\) got nan; scores must be finite"),
+        (Scores(np.array([0.0, -np.inf])), r"image 1 of the batch \('b'\) got -inf; scores must be finite"),
+        (Scores(np.zeros(3)), r"needs one value for each of 2 images, an array of \[2\], got an array of \[3\]"),
+        (Scores(np.zeros((2, 1))), "needs one value for each of 2 images, an array of "),
+        (Scores(np.zeros(2), {"detections": np.array([0.0, np.nan])}), "detail 'detections'"),
+        (Scores(np.zeros(2), {"detections": np.zeros(1)}), "detail 'detections'"),
     ],
 )
 def test_scores_of_another_form_are_refused(scores, said):
@@ -109,7 +117,10 @@ def test_only_refused_images_may_lack_a_score():
         check_scores("odd", Scores(np.array([np.nan, 0.5, 1.0]), details, {0: "why"}), ["a", "b", "c"])
 
 
-def test_reward_raises_on_refused_image():
+def test_the_reward_needs_a_number_for_every_image():
     reward = Reward({KEY: External(KEY, settings())}, {KEY: 1.0})
     with pytest.raises(DataError, match=r"^scorer odd: refuses an image of the prompt 'prompt x' \(the reason"):
         reward.scores(batch("refuse"))
+    wrong = SimpleNamespace(groupwise=False, score=lambda batch: Scores(np.array([0.25, np.nan])))
+    with pytest.raises(DataError, match=r"scorer wrong: image 1 of the batch \(.*\) got nan"):
+        Reward({"wrong": wrong}, {"wrong": 1.0}).scores(batch(count=2))

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from chunk_grpo.artifacts import read_table
-from chunk_grpo.scorers.running.retry import AWAY_SECONDS, score_with_retries
 from tests.conftest import Workspace
 from tests.scorers.fake_clock import FakeClock
 
@@ -65,8 +64,7 @@ def ended(workspace: Workspace, stage: str, **changes: str) -> tuple[int, str]:
     said = io.StringIO()
     log = logging.StreamHandler(said)
     with redirect_stderr(said), pytest.MonkeyPatch.context() as patch:
-        clock = FakeClock()
-        patch.setattr(score_with_retries, "__defaults__", (AWAY_SECONDS, clock.sleep, clock))
+        patch.setattr("chunk_grpo.scorers.running.retry.time", FakeClock())
         logging.getLogger().addHandler(log)
         try:
             code = workspace.run(stage, **changes)

@@ -75,14 +75,7 @@ class TimeLimitError(TransientError):
     """A scorer exceeded its time limit and still runs. It cannot be called again in this process."""
 
 
-def score_with_retries(
-    name: str,
-    scorer: Scorer,
-    batch: ScoreBatch,
-    away_seconds: float = AWAY_SECONDS,
-    sleep: Callable[[float], object] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
-) -> Scores:
+def score_with_retries(name: str, scorer: Scorer, batch: ScoreBatch, away_seconds: float = AWAY_SECONDS) -> Scores:
     """Score a batch; retry failures that `may_pass` accepts, after growing waits. Others are raised at once.
 
     Args:
@@ -90,8 +83,6 @@ def score_with_retries(
         scorer: Scorer to call.
         batch: B images.
         away_seconds: Time from the first failure to the last attempt, at least 0.
-        sleep: Function that waits the given seconds; tests replace it, and the clock.
-        clock: Function that returns seconds.
 
     Returns:
         The scorer's answer, not checked by `check_scores`.
@@ -108,7 +99,7 @@ def score_with_retries(
                 if not isinstance(error, ChunkGrpoError):  # those say it themselves
                     _LOG.error("scorer %s failed with %s", name, type(error).__name__)
                 raise
-            now = clock()
+            now = time.monotonic()
             began = now if began is None else began
             away = f"scorer {name}: no answer for {duration(now - began)}"
             left = began + away_seconds - now
@@ -121,7 +112,7 @@ def score_with_retries(
             if now - told >= _TOLD_SECONDS:
                 _LOG.warning("%s (%s); asked again for %s more", away, _reason(error), duration(left))
                 told = now
-            sleep(min(pause, left))
+            time.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_WAIT)
     raise AssertionError("unreachable")
 
