@@ -26,7 +26,7 @@ NO_LIMITS = Limits(held_bytes=10**9, most_bytes=10**8, token=None, batch_seconds
 
 
 def in_subprocess(**changes: Any) -> InSubprocess:
-    values = {"python": None, "script": None, "device": None, "start_seconds": 20.0, "timeout_seconds": 20.0}
+    values = {"python": None, "script": None, "device": None, "start_seconds": 60.0, "timeout_seconds": 20.0}
     return InSubprocess(kind="subprocess", **values | changes)
 
 

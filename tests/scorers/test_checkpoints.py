@@ -29,11 +29,8 @@ def test_a_folder_with_every_file_is_taken_as_it_is(tmp_path):
         ("", "v2", r"\.revision: must be null for the folder .*, got 'v2'"),
         ("", None, r": no file \*\.safetensors or pytorch_model\.bin in .*, which holds config\.json"),
         ("./clip", None, r"\.checkpoint: the folder \./clip does not exist"),
-        ("/no/such/clip", None, r"\.checkpoint: the folder /no/such/clip does not exist"),
         ("models/clip/large", None, r"\.checkpoint: the folder models/clip/large does not exist"),
         ("my model", None, r"\.checkpoint: 'my model' is neither a local folder nor"),
-        ("a--b/c", None, r"\.checkpoint: 'a--b/c' is neither a local folder nor"),
-        ("owner/name.git", None, r"\.checkpoint: 'owner/name\.git' is neither a local folder nor"),
     ],
 )
 def test_rejects_invalid_checkpoint_without_hub_access(tmp_path, checkpoint, revision, said):

@@ -31,11 +31,9 @@ PICTURES = np.stack([np.full((2, 2, 3), value, np.uint8) for value in (0, 51, 25
 BATCH = ScoreBatch(PICTURES, ["a", "bb", "ccc"], [{"n": 1}, {"n": 2}, {"n": 3}], [0, 0, 1])
 
 
-def scorer(source: str, **options: object) -> Scorer:
-    settings = ExternalScorer(
-        kind="external", splits=("eval",), batch_size=2, source=source, version=3, options=options
-    )
-    return make_scorer("mine", settings)
+def scorer(source: str, version: int = 3, **options: object) -> Scorer:
+    common = {"kind": "external", "splits": ("eval",), "batch_size": 2}
+    return make_scorer("mine", ExternalScorer(**common, source=source, version=version, options=options))
 
 
 def test_one_function_in_one_file_is_a_scorer(tmp_path, monkeypatch):
@@ -50,10 +48,8 @@ def test_one_function_in_one_file_is_a_scorer(tmp_path, monkeypatch):
 def lengths(
     images: NDArray[np.uint8], prompts: Sequence[str], metadata: Sequence[Mapping[str, int]], weight: float
 ) -> tuple[tuple[float, ...], dict[str, list[int]]]:
-    return tuple(weight * len(p) for p in prompts), {
-        "n": [m["n"] for m in metadata],
-        "rows": [len(images)] * len(images),
-    }
+    details = {"n": [m["n"] for m in metadata], "rows": [len(images)] * len(images)}
+    return tuple(weight * len(p) for p in prompts), details
 
 
 def moved(images, prompts, metadata, sources, scale=1.0):
@@ -133,11 +129,9 @@ def test_source_version_and_options_are_its_identity():
         scorer(f"{HERE}:lengths", weight=1.0).spec_hash(),
         scorer(f"{HERE}:lengths", weight=2.0).spec_hash(),
         scorer(f"{HERE}:Rank").spec_hash(),
+        scorer(f"{HERE}:Rank", version=4).spec_hash(),
     }
-    newer = ExternalScorer(
-        kind="external", splits=("eval",), batch_size=2, source=f"{HERE}:Rank", version=4, options={}
-    )
-    assert len({*hashes, make_scorer("mine", newer).spec_hash()}) == 4
+    assert len(hashes) == 4
 
 
 def test_an_installed_package_may_offer_scorers(monkeypatch):
@@ -151,22 +145,21 @@ def test_an_installed_package_may_offer_scorers(monkeypatch):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("1 / 0", "(ZeroDivisionError: division by zero)"),
-        ("raise SystemExit(0)", "(SystemExit: 0)"),
+        ("1 / 0", "(ZeroDivisionError: division by zero). Mend broken_rewards, or name another source."),
+        ("raise SystemExit(0)", "(SystemExit: 0). Mend"),
         ("def f(:", "(SyntaxError: "),
-        ("import no_such_module", "(ModuleNotFoundError: No module named 'no_such_module')"),
+        (
+            "import no_such_package.models",
+            "(ModuleNotFoundError: No module named 'no_such_package'). The module needs no_such_package: install it",
+        ),
     ],
 )
-@pytest.mark.parametrize("offered", [False, True])
-def test_import_error_of_module_is_reported(line, said, offered, tmp_path, monkeypatch):
+def test_import_error_of_module_is_reported(line, said, tmp_path, monkeypatch):
     (tmp_path / "broken_rewards.py").write_text(f"{line}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    points = EntryPoints([EntryPoint("broken", "broken_rewards:f", source_files.ENTRY_POINTS)])
-    monkeypatch.setattr(source_files, "entry_points", lambda group: points.select(group=group))
-    source = "broken" if offered else "broken_rewards:f"
     with pytest.raises(ConfigError) as caught:
-        scorer(source)
-    assert str(caught.value).startswith(f"scorers.mine.source: cannot import {source} {said}")
+        scorer("broken_rewards:f")
+    assert str(caught.value).startswith(f"scorers.mine.source: cannot import broken_rewards:f {said}")
 
 
 def test_a_signal_while_it_is_imported_comes_through(tmp_path, monkeypatch):
@@ -193,16 +186,8 @@ class Scoreless:
         ("sharp", {}, r"source: must be module:attribute, .* or an entry point of .*, got 'sharp'"),
         (":f", {}, "source: must be module:attribute, .* or an entry point .*, got ':f'"),
         ("os:sep", {}, "source: must be a function or a class, but os:sep is '/'"),
-        (
-            "no_such_module:f",
-            {},
-            r"source: cannot import no_such_module:f \(ModuleNotFoundError: No module .* A module must be",
-        ),
-        (
-            f"{HERE}:nothing",
-            {},
-            rf"source: cannot import {HERE}:nothing \(AttributeError: module .* Mend .*, or name another",
-        ),
+        ("no_such_module:f", {}, r"source: cannot import .* \(ModuleNotFoundError: .* A module must be in the folder"),
+        (f"{HERE}:nothing", {}, r"source: cannot import .*:nothing \(AttributeError: module .* Mend .*, or name"),
         (f"{HERE}:Ungrouped", {}, r"source: score of .*self, images, prompts, metadata, groups.* too many"),
         (f"{HERE}:Scoreless", {}, r"source: the class .* must have a method score\(images, prompts"),
         (f"{HERE}:lengths", {}, "options: lengths of .* missing a required argument: 'weight'"),
@@ -214,13 +199,6 @@ class Scoreless:
 def test_uncallable_source_is_reported_before_scoring(source, options, said):
     with pytest.raises(ConfigError, match=rf"^scorers\.mine\.{said}"):
         scorer(source, **options)
-
-
-def test_a_package_that_the_module_needs_is_named(tmp_path, monkeypatch):
-    (tmp_path / "my_lacking_rewards.py").write_text("import no_such_package.models\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"The module needs no_such_package: install it here"):
-        scorer("my_lacking_rewards:f")
 
 
 def test_callable_without_signature_is_accepted():
@@ -236,10 +214,7 @@ def uneven(images: NDArray[np.uint8], prompts: object, metadata: object) -> list
 
 
 def test_each_call_gives_a_number_for_each_of_its_images():
-    with pytest.raises(
-        DataError,
-        match=r"scorer mine \(.*\): needs one value for each of 2 images, .*, got an array of \[1\]\.",
-    ):
+    with pytest.raises(DataError, match=r"scorer mine \(.*\): needs one value for each of 2 .* an array of \[1\]\."):
         scorer(f"{HERE}:uneven").score(BATCH)
 
 
@@ -259,10 +234,7 @@ def answering(images: object, prompts: object, metadata: object, answer: object)
     ],
 )
 def test_rejects_invalid_return_value(answer):
-    with pytest.raises(
-        DataError,
-        match=r"mine: .*answering must return a number .* or a pair of them and|got an array of \[3, 2\]",
-    ):
+    with pytest.raises(DataError, match=r"mine: .*answering must return a number .* or a pair|an array of \[3, 2\]"):
         scorer(f"{HERE}:answering", answer=answer).score(BATCH.rows([0, 1]))
 
 

@@ -71,21 +71,15 @@ def test_metadata_without_json_form_is_a_data_error() -> None:
     [
         (lambda m: m["rows"][2].update(pixels="AAAA"), "row 2 has 3 bytes, not 4 * 4 * 3"),
         (lambda m: m["rows"][2].update(pixels="A"), "Error: Invalid base64"),
+        (lambda m: m["rows"][0].update(source="AAAA"), "row 0 must have a source of 4 * 4 * 3 bytes, or no row has"),
+        (lambda m: m["rows"][2].update(source=m["rows"][2]["pixels"]), "row 2 must have a source of 4 * 4 * 3 bytes"),
         (lambda m: m["rows"][2].pop("prompt"), "KeyError: 'prompt'"),
         (lambda m: m["rows"].append(3), "TypeError: 'int' object"),
-        (lambda m: m.update(height=None), "height and width must be whole numbers above 0, got None and 4"),
-        (
-            lambda m: m.update(height=0, width=0),
-            "height and width must be whole numbers above 0, got 0 and 0",
-        ),
+        (lambda m: m.update(height=0, width=0), "height and width must be whole numbers above 0, got 0 and 0"),
         (lambda m: m.update(width=True), "height and width must be whole numbers above 0, got 4 and True"),
         (lambda m: m.update(rows=[]), "rows a list of at least one image"),
         (lambda m: m.update(type="start"), "type must be 'score', got 'start'"),
-        (
-            lambda m: m["rows"][2].update(metadata=[]),
-            "row 2 must have a text as prompt, an object as metadata",
-        ),
-        (lambda m: m.pop("id"), "KeyError: 'id'"),
+        (lambda m: m["rows"][2].update(metadata=[]), "row 2 must have a text as prompt, an object as metadata"),
     ],
 )
 def test_rejects_malformed_batch(change: Callable[[dict[str, Any]], object], reason: str) -> None:
@@ -143,12 +137,8 @@ def test_worker_script_can_refuse_an_image() -> None:
     ("change", "reason"),
     [
         ({"id": "earlier"}, "it answered another question: id must be 'a question', got 'earlier'"),
-        (
-            {"spec_hash": "restarted"},
-            "it answered another question: spec_hash must be 'spec', got 'restarted'",
-        ),
+        ({"spec_hash": "restarted"}, "it answered another question: spec_hash must be 'spec', got 'restarted'"),
         ({"type": "ready"}, "it answered another question: type must be 'scores', got 'ready'"),
-        ({"values": "many"}, "it sent malformed scores"),
         ({"values": [None, "x"]}, "it sent malformed scores"),
         ({"details": None}, "it sent malformed scores"),
         ({"refused": {"2": "why"}}, "it refused images that are not in the batch"),
@@ -167,10 +157,7 @@ def test_rejects_mismatched_or_malformed_answer(change: dict[str, Any], reason: 
     [
         ({"name": "other"}, r"scorers.odd: must be odd \(version 1\), but it is other \(version 1"),
         ({"version": 2}, r"scorers.odd: must be odd \(version 1\), but it is odd \(version 2"),
-        (
-            {"measured": {"kind": "external", "version": 7}},
-            r"scorers.odd.version: is 1 here, but 7 for it. Use the same section of scorers",
-        ),
+        ({"measured": {"kind": "external", "version": 7}}, r"scorers.odd.version: is 1 here, but 7 for it. Use the sa"),
         ({"protocol": 1}, "it sent no ready message of protocol 3"),
         ({"needs": ["sound"]}, r"needs\.0\n"),
         ({"spec_hash": None}, r"spec_hash\n"),

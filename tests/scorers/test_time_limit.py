@@ -106,17 +106,16 @@ def call(seconds):
         pool.submit(time.sleep, seconds).result()
 
 thread = Background("calls")
-thread.submit({"plain": time.sleep, "threads": call}[sys.argv[3]], float(sys.argv[1]))
+thread.submit(call, float(sys.argv[1]))
 thread.end(seconds=float(sys.argv[2]))
 print("the last words", end="")
 sys.exit(3)
 """
 
 
-@pytest.mark.parametrize("kind", ["plain", "threads"])
 @pytest.mark.parametrize(("call", "patience", "code"), [(600.0, 0.1, 75), (0.0, 20.0, 3)])
-def test_a_process_ends_whatever_a_call_does(call: float, patience: float, code: int, kind: str) -> None:
-    command = [sys.executable, "-c", LEAVING, str(call), str(patience), kind]
+def test_a_process_ends_whatever_a_call_does(call: float, patience: float, code: int) -> None:
+    command = [sys.executable, "-c", LEAVING, str(call), str(patience)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (code, "the last words", "")
 

@@ -1,7 +1,6 @@
 """A trial of a scorer: its images and prompts, and the seconds that it reports."""
 
 import json
-import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -12,7 +11,6 @@ from chunk_grpo.scorers import trial
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.trial import Sample, made_up_pictures, spread, try_scorer
 from tests.scorers.fake_clock import FakeClock
-from tests.shapes_scorers import shapes_scorer
 
 Score = Callable[[ScoreBatch], Scores]
 
@@ -20,13 +18,14 @@ Score = Callable[[ScoreBatch], Scores]
 class Scorer:
     """Loads for 10 s, and takes 2 s an image; records its batches."""
 
-    def __init__(self, clock: FakeClock, *, groupwise: bool = False) -> None:
+    def __init__(self, clock: FakeClock, *, groupwise: bool = False, answer: Score | None = None) -> None:
         self.clock, self.groupwise, self.batches = clock, groupwise, list[ScoreBatch]()
+        self.answer = answer or (lambda batch: Scores(np.zeros(len(batch))))
 
     def score(self, batch: ScoreBatch) -> Scores:
         self.clock.sleep(2.0 * len(batch) + (0.0 if self.batches else 10.0))
         self.batches.append(batch)
-        return Scores(np.zeros(len(batch)))
+        return self.answer(batch)
 
 
 @pytest.fixture
@@ -49,11 +48,8 @@ def test_loading_time_excludes_scoring_of_first_image(clock: FakeClock) -> None:
     found = try_scorer("own", scorer, [TRAIN, EVAL], images_per_prompt=4)
     assert (found.loading, found.image) == (10.0, 2.0)
     assert [batch.images.shape for batch in scorer.batches] == [(1, 16, 24, 3), (1, 16, 24, 3), (3, 32, 8, 3)]
-    assert [list(batch.prompts) for batch in scorer.batches] == [
-        ["train 0"],
-        ["train 1"],
-        ["eval 0", "eval 1", "eval 2"],
-    ]
+    prompts = [list(batch.prompts) for batch in scorer.batches]
+    assert prompts == [["train 0"], ["train 1"], ["eval 0", "eval 1", "eval 2"]]
     assert [record["number"] for batch in scorer.batches for record in batch.metadata] == [0, 1, 0, 1, 2]
 
 
@@ -71,46 +67,27 @@ def test_a_groupwise_scorer_gets_whole_groups(clock: FakeClock) -> None:
     assert not np.array_equal(scorer.batches[0].images[0], scorer.batches[0].images[1])
 
 
-def refusing(monkeypatch: pytest.MonkeyPatch, refuses: Callable[[str], bool]) -> object:
-    scorer = shapes_scorer("shapes-vivid")
-
-    def score(batch: ScoreBatch) -> Scores:
-        refused = {row: "no" for row, prompt in enumerate(batch.prompts) if refuses(prompt)}
+def refusing(*prompts: str) -> Score:
+    def answer(batch: ScoreBatch) -> Scores:
+        refused = {row: "no" for row, prompt in enumerate(batch.prompts) if prompt in prompts}
         return Scores(np.array([np.nan if row in refused else 1.0 for row in range(len(batch))]), {}, refused)
 
-    monkeypatch.setattr(scorer, "score", score)
-    return scorer
+    return answer
 
 
-def test_some_refused_images_are_reported(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    try_scorer("own", refusing(monkeypatch, lambda prompt: prompt == "eval 1"), [EVAL], 1)
+def test_some_refused_images_are_reported(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
+    try_scorer("own", Scorer(clock, answer=refusing("eval 1")), [EVAL], 1)
     assert "scorer own: refuses 1 of 3 images of the trial, such as that of 'eval 1': no" in caplog.text
 
 
-def test_a_scorer_that_refuses_everything_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scorer_that_refuses_everything_fails(clock: FakeClock) -> None:
     with pytest.raises(DataError, match=r"^scorer own: refuses 3 of 3 images .* set trial.images: 0"):
-        try_scorer("own", refusing(monkeypatch, lambda prompt: True), [EVAL], 1)
+        try_scorer("own", Scorer(clock, answer=refusing("eval 0", "eval 1", "eval 2")), [EVAL], 1)
 
 
-@pytest.mark.parametrize(
-    ("value", "kind", "message"), [(np.nan, DataError, "scores must be finite"), (None, KeyError, "a bug")]
-)
-def test_the_log_names_the_prompt_of_a_failure(
-    value: float | None,
-    kind: type[Exception],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    scorer = shapes_scorer("shapes-vivid")
-
-    def score(batch: ScoreBatch) -> Scores:
-        if value is None:
-            raise KeyError("a bug")
-        return Scores(np.full(len(batch), value))
-
-    monkeypatch.setattr(scorer, "score", score)
-    with caplog.at_level(logging.ERROR), pytest.raises(kind, match=message):
+def test_the_log_names_the_prompt_of_a_failure(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
+    scorer = Scorer(clock, answer=lambda batch: Scores(np.full(len(batch), np.nan)))
+    with pytest.raises(DataError, match="scores must be finite"):
         try_scorer("own", scorer, [EVAL], 1)
     assert "scorer own: failed in its trial, in the split eval, with the prompt 'eval 0'" in caplog.text
 
