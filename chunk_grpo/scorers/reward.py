@@ -35,10 +35,7 @@ class Reward:
     """
 
     def __init__(
-        self,
-        scorers: Mapping[str, Scorer],
-        weights: Mapping[str, float],
-        away_seconds: float = AWAY_SECONDS,
+        self, scorers: Mapping[str, Scorer], weights: Mapping[str, float], away_seconds: float = AWAY_SECONDS
     ) -> None:
         """Select the scorers that have a weight.
 

@@ -111,11 +111,7 @@ class Painter:
     groupwise = True
 
     def score(
-        self,
-        images: Pictures,
-        prompts: Sequence[str],
-        metadata: Sequence[Mapping[str, Any]],
-        groups: Sequence[int],
+        self, images: Pictures, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], groups: Sequence[int]
     ) -> Any:
         values = images.reshape(len(images), -1).mean(1)
         images[:] = 0
@@ -131,11 +127,7 @@ class Compared:
         self.blind = blind
 
     def score(
-        self,
-        images: Pictures,
-        prompts: Sequence[str],
-        metadata: Sequence[Mapping[str, Any]],
-        groups: Sequence[int],
+        self, images: Pictures, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], groups: Sequence[int]
     ) -> Any:
         values = images.reshape(len(images), -1).mean(1)
         own = np.zeros(len(groups)) if self.blind else np.array(groups)

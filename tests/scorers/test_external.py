@@ -242,9 +242,7 @@ def careless(images: object, prompts: object, metadata: list[dict[str, str]]) ->
     return [len(each["txt"]) for each in metadata]
 
 
-def test_an_error_names_the_scorer_the_line_and_the_keys_of_metadata(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_error_names_the_scorer_the_line_and_the_keys_of_metadata(caplog: pytest.LogCaptureFixture) -> None:
     batch = ScoreBatch(BATCH.images[:2], BATCH.prompts[:2], [{"text": "a"}, {"source": "b"}], [0, 1])
     line = careless.__code__.co_firstlineno + 1
     with pytest.raises(DataError) as caught:

@@ -184,9 +184,7 @@ def test_final_error_names_scorer_time_cause_and_next_step() -> None:
     assert caught.value.__cause__ is last
 
 
-def test_there_is_a_warning_at_the_first_failure_and_about_every_minute(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_there_is_a_warning_at_the_first_failure_and_about_every_minute(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), pytest.raises(TransientError):
         scored(Flaky([TimeoutError(), *[ConnectionError("away")] * 99]), 200.0)
     assert caplog.messages == [
@@ -198,9 +196,7 @@ def test_there_is_a_warning_at_the_first_failure_and_about_every_minute(
 
 
 @pytest.mark.parametrize(
-    "error",
-    [DataError("no such prompt"), TimeLimitError("still runs"), LASTING[0], KeyboardInterrupt()],
-    ids=named,
+    "error", [DataError("no such prompt"), TimeLimitError("still runs"), LASTING[0], KeyboardInterrupt()], ids=named
 )
 def test_permanent_error_is_not_retried(error: BaseException, clock: FakeClock) -> None:
     scorer = Flaky([error] * 3)

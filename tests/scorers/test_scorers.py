@@ -17,10 +17,7 @@ from tests.scorers.odd_scorers import KEY, batch, settings
 from tests.shapes_scorers import shapes_reward, shapes_scorer
 
 RED_CIRCLE = PromptSpec("a red circle", "colors", (Demand("circle", colour="red"),))
-SCENES = [
-    Scene("white", (Thing("circle", "red", 16, 16, 5),)),
-    Scene("black", (Thing("square", "blue", 10, 20, 5),)),
-]
+SCENES = [Scene("white", (Thing("circle", "red", 16, 16, 5),)), Scene("black", (Thing("square", "blue", 10, 20, 5),))]
 
 
 def pictures(prompt: str, metadata: dict[str, object]) -> ScoreBatch:

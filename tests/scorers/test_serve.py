@@ -34,10 +34,7 @@ class TestOptions:
         [
             ((KEY, "--host", "0.0.0.0"), "--host: without a token a server listens on this machine only"),
             ((KEY, "--host", "::"), "--host: without a token"),
-            (
-                (KEY, "--held-megabytes", "100"),
-                "--held-megabytes: must be at least --most-megabytes (512), got",
-            ),
+            ((KEY, "--held-megabytes", "100"), "--held-megabytes: must be at least --most-megabytes (512), got"),
             ((KEY, "--token-variable", "UNSET"), "--token-variable: the environment variable UNSET is not"),
             ((KEY, "--port", "70000"), "--host, --port: cannot listen on "),
             (

@@ -190,11 +190,7 @@ class TestRequests:
         monkeypatch.setattr(RequestHandler, "timeout", 0.3)
         host, port = url.removeprefix("http://").split(":")
         whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        for first, sent in (
-            (b"", b""),
-            (b"", b"POST /score HTTP/1.1\r\nHost: x\r\nA: "),
-            (whole, b"GET /hea"),
-        ):
+        for first, sent in ((b"", b""), (b"", b"POST /score HTTP/1.1\r\nHost: x\r\nA: "), (whole, b"GET /hea")):
             with socket.create_connection((host, int(port)), timeout=5) as connection:
                 connection.sendall(first)
                 if first:

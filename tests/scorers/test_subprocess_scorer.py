@@ -207,8 +207,7 @@ class TestScripts:
     def test_a_script_that_serves_nothing_cannot_be_started(self, tmp_path: Path) -> None:
         (tmp_path / "worker.py").write_text("print('hello')")
         with pytest.raises(
-            ConfigError,
-            match=r"cannot be started: `.*worker\.py` ended with exit code 0\. Last lines .*:\nhello",
+            ConfigError, match=r"cannot be started: `.*worker\.py` ended with exit code 0\. Last lines .*:\nhello"
         ):
             scripted(tmp_path / "worker.py").check()
 

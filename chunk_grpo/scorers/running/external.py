@@ -15,15 +15,7 @@ import numpy as np
 from chunk_grpo.config.scorers import ExternalScorer
 from chunk_grpo.digests import Digests
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError, RefusedError
-from chunk_grpo.scorers.base import (
-    FloatArray,
-    Need,
-    ScoreBatch,
-    Scores,
-    check_batch,
-    check_scores,
-    sources_of,
-)
+from chunk_grpo.scorers.base import FloatArray, Need, ScoreBatch, Scores, check_batch, check_scores, sources_of
 from chunk_grpo.scorers.running.configured import in_batches
 from chunk_grpo.scorers.running.fingerprint import spec_hash
 from chunk_grpo.scorers.running.retry import may_pass

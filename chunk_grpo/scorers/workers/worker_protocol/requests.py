@@ -99,8 +99,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         host = hosts[0] if len(hosts) == 1 else ""
         if token is None and not _names_loopback(host):  # a page of a browser: DNS rebinding
             raise RefusedRequestError(
-                400,
-                f"without a token the host must be a loopback address such as 127.0.0.1, got {host[:80]!r}",
+                400, f"without a token the host must be a loopback address such as 127.0.0.1, got {host[:80]!r}"
             )
         given = self.headers.get("Authorization", "").encode("utf-8")
         if token and not hmac.compare_digest(given, f"Bearer {token}".encode()):

@@ -240,12 +240,7 @@ class ScoringServer(ThreadingHTTPServer):
             answer.set_result(message)
         else:
             answer.set_exception(failure)
-        _LOG.info(
-            "%d images in %.2f s, %d batches wait",
-            len(batch.rows),
-            time.monotonic() - start,
-            self._jobs.qsize(),
-        )
+        _LOG.info("%d images in %.2f s, %d batches wait", len(batch.rows), time.monotonic() - start, self._jobs.qsize())
 
     def _give_up(self, name: str, answer: Future[Mapping[str, Any]]) -> None:
         """End the process: a call that hangs cannot be ended alone."""
