@@ -6,23 +6,23 @@ import numpy as np
 import psutil
 import pytest
 
-from chunk_grpo.config.scorers import AnyExecutor, AnyScorer, InProcess, ShapesScorer
+from chunk_grpo.config.scorers import AnyExecutor, AnyScorer, InProcess, PreservedScorer
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from chunk_grpo.scorers.base import ScoreBatch, Scorer, check_scores
 from chunk_grpo.scorers.contract import check_contract
 from chunk_grpo.scorers.executors import remote as remote_module
 from chunk_grpo.scorers.executors.messages import WorkerError, encode_batch
+from chunk_grpo.scorers.preserved import Preserved
 from chunk_grpo.scorers.running.placing import place_scorer
 from chunk_grpo.scorers.running.registry import make_scorer
 from chunk_grpo.scorers.running.retry import Limited
-from chunk_grpo.scorers.shapes import ShapesVivid
-from chunk_grpo.shapes.prompts import all_prompts
 from tests.scorers.odd_scorers import KEY, batch, settings
 from tests.scorers.servers import ServerProcess, in_subprocess, over_http, server_in_thread, write_params
 
 PLACES = ("in-process", "subprocess", "http")
 ELSEWHERE = ("subprocess", "http")
 SMALL = settings().model_copy(update={"batch_size": 3})
+PRESERVED = PreservedScorer(kind="preserved", measure="structure", box_field="box", splits=("eval",), batch_size=3)
 
 
 def placed(section: AnyScorer, url: str) -> dict[str, Scorer]:
@@ -151,30 +151,28 @@ def test_a_groupwise_scorer_gets_whole_groups_in_all_places() -> None:
 
 
 def test_a_scorer_of_this_package_gives_the_same_bits_in_all_places() -> None:
-    section = ShapesScorer(kind="shapes-graded", splits=("eval",), batch_size=3)
-    specs = all_prompts()[::400][:5]
-    images = np.random.default_rng(0).integers(0, 256, (len(specs), 32, 32, 3), dtype=np.uint8)
-    images[:, 8:20, 8:20] = (255, 0, 0)
-    pictures = ScoreBatch(images, [s.prompt for s in specs], [s.metadata() for s in specs], range(len(specs)))
-    here = make_scorer(KEY, section)
+    """With the pictures that were edited, and boxes of the edits in the metadata."""
+    images, sources = np.random.default_rng(0).integers(0, 256, (2, 5, 16, 16, 3), dtype=np.uint8)
+    boxes = [{"box": [0.0, 0.0, 1.0, share]} for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
+    pictures = ScoreBatch(images, ["red"] * 5, boxes, range(5), sources)
+    here = make_scorer(KEY, PRESERVED)
     expected = here.score(pictures).values
-    assert len(set(expected.tolist())) > 1
-    with server_in_thread(make_scorer(KEY, section)) as url:
-        for scorer in placed(section, url).values():
+    assert len(set(expected.tolist())) == 5
+    with server_in_thread(make_scorer(KEY, PRESERVED)) as url:
+        for scorer in placed(PRESERVED, url).values():
             assert scorer.score(pictures).values.tobytes() == expected.tobytes()
             assert scorer.spec_hash() == here.spec_hash()
             scorer.close()
 
 
 def test_in_this_process_it_gets_its_device_and_time() -> None:
-    section = ShapesScorer(kind="shapes-vivid", splits=("eval",), batch_size=3)
-    scorer = place_scorer("vivid", section, InProcess(kind="in-process", device="cuda:1"))
+    scorer = place_scorer(KEY, PRESERVED, InProcess(kind="in-process", device="cuda:1"))
     assert isinstance(scorer, Limited)
-    assert isinstance(scorer.scorer, ShapesVivid)
+    assert isinstance(scorer.scorer, Preserved)
     assert scorer.scorer.device == "cuda:1"
     without = InProcess(kind="in-process", device=None, timeout_seconds=None)
-    assert isinstance(place_scorer("vivid", section, without), ShapesVivid)
-    assert isinstance(place_scorer("vivid", section, None), Limited)
+    assert isinstance(place_scorer(KEY, PRESERVED, without), Preserved)
+    assert isinstance(place_scorer(KEY, PRESERVED, None), Limited)
 
 
 def test_an_external_scorer_places_itself() -> None:
