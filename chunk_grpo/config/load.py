@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,8 @@ def parse_params(raw: Mapping[str, Any], source: str = "params") -> Params:
         problems = [problem for problem in found if problem.path not in named]
         invalid = {detail["loc"][0] for detail in error.errors(include_url=False) if detail["loc"]}
         sections = {  # those that are valid on their own, for the rules over several keys
-            name: TypeAdapter(field.rebuild_annotation()).validate_python(values[name], strict=True)
-            for name, field in Params.model_fields.items()
+            name: _adapter(name).validate_python(values[name], strict=True)
+            for name in Params.model_fields
             if name in values and name not in invalid
         }
     else:
@@ -70,6 +71,11 @@ def parse_params(raw: Mapping[str, Any], source: str = "params") -> Params:
     if problems:
         raise ConfigError(listed(source, problems, NEXT_STEP))
     return params
+
+
+@cache
+def _adapter(section: str) -> TypeAdapter[Any]:
+    return TypeAdapter(Params.model_fields[section].rebuild_annotation())
 
 
 def require_allowed(values: Any, source: str) -> None:

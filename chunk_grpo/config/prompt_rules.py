@@ -79,6 +79,15 @@ def all_prompts_edit_or_none(prompts: PromptsParams) -> Iterator[Problem]:
         )
 
 
+PROMPT_RULES = (
+    prompt_files_fit_source,
+    revisions_are_of_the_hub,
+    benchmark_names_are_free,
+    pictures_are_beside_a_file,
+    all_prompts_edit_or_none,
+)
+
+
 def edits(prompts: PromptsParams) -> bool:
     """Whether the prompts edit pictures."""
     return prompts.source == SHAPES_EDITS or any(file.picture_field is not None for _, file in prompt_files(prompts))

@@ -1,10 +1,11 @@
 """Rules of params.yaml that involve more than one key.
 
-Each rule gets the sections listed for it in RULES, already validated on their own.
+Each rule gets the sections that its parameters name, already validated on their own.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from inspect import signature
 from typing import Any, TypeAlias
 
 from chunk_grpo.config.judges import NumberReading, VlmJudgeScorer, WiseScorer
@@ -22,39 +23,11 @@ from chunk_grpo.config.models import (
 )
 from chunk_grpo.config.policies import AnyPolicy
 from chunk_grpo.config.problems import Problem, known_name
-from chunk_grpo.config.prompt_rules import (
-    SHAPES_EDITS,
-    all_prompts_edit_or_none,
-    benchmark_names_are_free,
-    pictures_are_beside_a_file,
-    prompt_files_fit_source,
-    revisions_are_of_the_hub,
-)
+from chunk_grpo.config.prompt_rules import PROMPT_RULES, SHAPES_EDITS
 from chunk_grpo.config.prompts import PromptsParams, WisePrompts
 from chunk_grpo.config.scorers import AnyExecutor, AnyScorer
 from chunk_grpo.config.training import TrainParams
-from chunk_grpo.config.variant_rules import (
-    RESERVED_VARIANTS,
-    Variants,
-    branches_fit_the_group,
-    controllers_have_settings,
-    exponents_have_weights,
-    fixed_plans_where_needed,
-    forward_processes_need_no_transitions,
-    fraction_selects_a_chunk,
-    gains_fit_the_rest,
-    noise_is_possible,
-    per_chunk_settings_fit_the_objective,
-    replanning_has_a_rule,
-    selection_has_a_choice,
-    slow_sampling_has_no_ratio,
-    step_weights_fit_the_objective,
-    steps_without_noise_have_no_density,
-    variant_names_are_free,
-    variant_plans_exist,
-    variant_rewards_are_trained_on,
-    windows_fit_the_grid,
-)
+from chunk_grpo.config.variant_rules import RESERVED_VARIANTS, VARIANT_RULES, Variants
 from chunk_grpo.core.choices import MIN_GUIDED_SIZE
 
 Rule: TypeAlias = Callable[..., Iterator[Problem]]
@@ -294,57 +267,40 @@ def grid_prompts_exist(report: ReportParams, prompts: PromptsParams) -> Iterator
     yield from _at_most(("report", "grid_prompts"), report.grid_prompts, "prompts.eval_count", prompts.eval_count)
 
 
-RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
-    (prompt_files_fit_source, ("prompts",)),
-    (revisions_are_of_the_hub, ("prompts",)),
-    (benchmark_names_are_free, ("prompts",)),
-    (pictures_are_beside_a_file, ("prompts",)),
-    (all_prompts_edit_or_none, ("prompts",)),
-    (toy_edits_have_one_size, ("model", "generate", "prompts")),
-    (plans_fit_steps, ("chunks", "sampling")),
-    (variant_names_are_free, ("variants",)),
-    (variant_plans_exist, ("variants", "chunks")),
-    (step_weights_fit_the_objective, ("variants", "chunks")),
-    (fixed_plans_where_needed, ("variants", "chunks", "sampling")),
-    (per_chunk_settings_fit_the_objective, ("variants", "chunks")),
-    (gains_fit_the_rest, ("variants",)),
-    (replanning_has_a_rule, ("variants", "chunks")),
-    (exponents_have_weights, ("variants",)),
-    (windows_fit_the_grid, ("variants", "chunks", "sampling")),
-    (branches_fit_the_group, ("variants", "chunks", "sampling", "train")),
-    (fraction_selects_a_chunk, ("variants", "chunks", "sampling", "train")),
-    (selection_has_a_choice, ("variants", "chunks", "sampling", "train")),
-    (noise_is_possible, ("variants", "sampling")),
-    (steps_without_noise_have_no_density, ("variants", "sampling", "train")),
-    (controllers_have_settings, ("variants", "train")),
-    (slow_sampling_has_no_ratio, ("variants",)),
-    (forward_processes_need_no_transitions, ("variants",)),
-    (variant_rewards_are_trained_on, ("variants", "rewards")),
-    (policy_names_are_free, ("policies", "variants")),
-    (scorers_exist, ("scorers", "rewards", "train", "executors")),
-    (heldout_scorers_are_unseen, ("train", "rewards")),
-    (scorers_fit_the_prompts, ("scorers", "prompts", "train")),  # first: other problems may follow from it
-    (scorers_have_images, ("scorers", "prompts", "rewards")),
-    (judges_fit_the_prompts, ("scorers", "prompts")),
-    (judges_have_one_template_and_a_scale, ("scorers",)),
-    (trackers_are_distinct, ("trackers",)),
-    (offloaded_parts_are_distinct, ("train",)),
-    (warm_up_has_an_average, ("train",)),
-    (guidance_has_a_gradient, ("train", "sampling")),
-    (quantised_bases_are_frozen, ("model", "train")),
-    (batches_fit, ("train", "prompts")),
-    (heldout_prompts_exist, ("train", "prompts")),
-    (profile_prompts_exist, ("profile", "prompts")),
-    (profile_seeds_fit, ("profile",)),
-    (base_steps_fit, ("generate",)),
-    (grid_prompts_exist, ("report", "prompts")),
-)
+RULES: Mapping[Rule, tuple[str, ...]] = {
+    rule: tuple(signature(rule).parameters)
+    for rule in (
+        *PROMPT_RULES,
+        toy_edits_have_one_size,
+        plans_fit_steps,
+        *VARIANT_RULES,
+        policy_names_are_free,
+        scorers_exist,
+        heldout_scorers_are_unseen,
+        scorers_fit_the_prompts,  # first: other problems may follow from it
+        scorers_have_images,
+        judges_fit_the_prompts,
+        judges_have_one_template_and_a_scale,
+        trackers_are_distinct,
+        offloaded_parts_are_distinct,
+        warm_up_has_an_average,
+        guidance_has_a_gradient,
+        quantised_bases_are_frozen,
+        batches_fit,
+        heldout_prompts_exist,
+        profile_prompts_exist,
+        profile_seeds_fit,
+        base_steps_fit,
+        grid_prompts_exist,
+    )
+}
+"""Each rule with the sections that it needs."""
 
 
 def broken_rules(sections: Mapping[str, Any]) -> list[Problem]:
     """Problems of all rules whose sections are valid; `sections` has no others."""
     problems: list[Problem] = []
-    for rule, needed in RULES:
+    for rule, needed in RULES.items():
         if all(name in sections for name in needed):
             problems += rule(*(sections[name] for name in needed))
     return problems

@@ -313,6 +313,28 @@ def controllers_have_settings(variants: Variants, train: TrainParams) -> Iterato
             yield _problem(name, "controlled", f"needs {what}", variant.controlled)
 
 
+VARIANT_RULES = (
+    variant_names_are_free,
+    variant_plans_exist,
+    step_weights_fit_the_objective,
+    fixed_plans_where_needed,
+    per_chunk_settings_fit_the_objective,
+    gains_fit_the_rest,
+    replanning_has_a_rule,
+    exponents_have_weights,
+    windows_fit_the_grid,
+    branches_fit_the_group,
+    fraction_selects_a_chunk,
+    selection_has_a_choice,
+    noise_is_possible,
+    steps_without_noise_have_no_density,
+    controllers_have_settings,
+    slow_sampling_has_no_ratio,
+    forward_processes_need_no_transitions,
+    variant_rewards_are_trained_on,
+)
+
+
 def _planned(variants: Variants, chunks: ChunksParams) -> Iterator[tuple[str, VariantParams, PlanParams]]:
     """Name, variant and plan of each variant whose plan exists."""
     for name, variant in variants.items():
