@@ -33,7 +33,6 @@ from chunk_grpo.config.section import Name, Section
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.library.scoring import kept_scores, score_rows
 from chunk_grpo.parallel import Workers
-from chunk_grpo.prompts.fields import FieldNames
 from chunk_grpo.prompts.image_folders import INDEX, ImageFile, not_taken, read_image_folder, some_of
 from chunk_grpo.scorers.base import Scorer
 from chunk_grpo.scorers.running.placing import place_scorer
@@ -137,8 +136,7 @@ def _score(options: argparse.Namespace) -> None:
     for name in names:
         if name not in sections.scorers:
             raise ConfigError(f"--only: must be names of {', '.join(sections.scorers)}, got {name!r}")
-    fields = FieldNames(options.prompt_field, picture=options.picture_field)
-    files = read_image_folder(folder, options.prompts, fields)
+    files = read_image_folder(folder, options.prompts, options.prompt_field, options.picture_field)
     location = options.prompts or str(folder / INDEX)
     if ignored := not_taken(folder, files, location):
         _say(f"{folder}: not scored, since no prompt names it or it is no image: {some_of(ignored)}")

@@ -33,6 +33,13 @@ class PromptFile(Section):
     """Number of records read from the beginning of the file; null: all. Source: ours; DanceGRPO's code: 50,000 for
     training."""
 
+    @property
+    def source(self) -> str:
+        """Name of the file in messages."""
+        if self.hub_file is None:
+            return self.path
+        return f"{self.path}/{self.hub_file}" + (f"@{self.revision}" if self.revision else "")
+
 
 class PromptChecks(Section):
     """Actions for suspicious prompts. Every action is reported."""

@@ -21,7 +21,6 @@ from chunk_grpo.generation import GeneratedImage, GenerationSettings, batch_span
 from chunk_grpo.image_files import read_picture
 from chunk_grpo.parallel import Workers
 from chunk_grpo.progress import Meter
-from chunk_grpo.prompts.fields import FieldNames
 from chunk_grpo.prompts.image_folders import INDEX, ImageFile, read_image_folder
 
 Tuned = Callable[[Family], AbstractContextManager[Family]]
@@ -75,7 +74,7 @@ def given_images(images: ComparedImages, prompts: PromptSet, settings: GenerateP
 
 def _files_by_prompt(folder: Path) -> defaultdict[str, list[ImageFile]]:
     found = defaultdict[str, list[ImageFile]](list)
-    for file in read_image_folder(folder, None, FieldNames()):
+    for file in read_image_folder(folder):
         found[file.prompt].append(file)
     return found
 

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from chunk_grpo.config.prompts import PromptChecks
+from chunk_grpo.config.prompts import PromptChecks, PromptFile
 from chunk_grpo.errors import DataError
 from chunk_grpo.image_files import check_picture
-from chunk_grpo.prompts.fields import FieldNames
-from chunk_grpo.prompts.read import PromptSource, read_prompt_file
+from chunk_grpo.prompts.read import read_prompt_file
 from chunk_grpo.prompts.rows import PromptRow
 
 INDEX = "metadata.jsonl"
@@ -50,31 +49,28 @@ class ImageFile:
     """Picture of which it is an edit; None: it is none."""
 
 
-def read_image_folder(folder: Path, prompts: str | None, fields: FieldNames) -> list[ImageFile]:
+def read_image_folder(
+    folder: Path, prompts: str | None = None, prompt_field: str | None = None, picture_field: str | None = None
+) -> list[ImageFile]:
     """Find the images of prompts, and check all of them without decoding one.
 
-    Args:
-        folder: Folder of the images.
-        prompts: Prompt file; None: INDEX in the folder.
-        fields: Names of the fields with prompt, category, metadata and the picture of which an image is an edit.
-
-    Raises:
-        DataError: The folder or a file is missing, an image is named twice or is none, or the images without a column
-            that names them are more or fewer than the prompts.
+    `prompts` is the prompt file, None: INDEX in the folder. Its fields are those of `PromptFile`. DataError if an image
+    is named twice or is none, or if the images without a column that names them are more or fewer than the prompts.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: must be a folder with images, got none")
-    location = str(folder / INDEX) if prompts is None else prompts
-    if prompts is None and not Path(location).is_file():
+    location = prompts or str(folder / INDEX)
+    if not prompts and not Path(location).is_file():
         raise DataError(f"{location}: does not exist; name the file of the prompts by --prompts (PROMPTS=FILE)")
-    rows = read_prompt_file(PromptSource(location, fields=fields), AS_THEY_ARE).rows
+    file = PromptFile(path=location, prompt_field=prompt_field or None, picture_field=picture_field or None)
+    rows = read_prompt_file(file, AS_THEY_ARE).rows
     column = _column(rows, location)
     names = _in_order(folder, len(rows), location) if column is None else _named(rows, column, location)
     try:
         paths = [path_inside(folder, name) for name in names]
     except ValueError as error:
         raise DataError(f"{location}: {error}") from error
-    edited = [None if fields.picture is None else _edited(row, location) for row in rows]
+    edited = [_edited(row, location) if picture_field else None for row in rows]
     missing = [name for name, path in zip(names, paths, strict=True) if not path.is_file()]
     if missing:
         raise DataError(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from chunk_grpo.artifacts import Location
@@ -19,7 +18,7 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.prompts.checks import check_prompts
 from chunk_grpo.prompts.fields import ChosenFields, FieldNames
 from chunk_grpo.prompts.findings import Findings, Kind, beginning, shortened
-from chunk_grpo.prompts.hub import hub_file
+from chunk_grpo.prompts.hub import local_file
 from chunk_grpo.prompts.records import (
     UNREAD,
     Record,
@@ -36,106 +35,67 @@ from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
 _SUFFIXES = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 
 
-@dataclass(frozen=True)
-class PromptSource:
-    """A file of prompts."""
+def read_prompt_file(file: PromptFile, rules: PromptChecks, key: str = "") -> CheckedPrompts:
+    """Read a file of prompts and check it; `key` is its key in params.yaml, if it has one.
 
-    location: Location
-    """Path or URL; with `file`, the id of a data set on the hub."""
-    file: str | None = None
-    """File within the data set; None: `location` is the file itself."""
-    revision: str | None = None
-    """Revision of the data set; None: main."""
-    fields: FieldNames = field(default_factory=FieldNames)
-    """Names of the fields to read, for formats with fields."""
-    limit: int | None = None
-    """Number of records read from the beginning; None: all."""
-
-    @classmethod
-    def of(cls, file: PromptFile, key: str) -> PromptSource:
-        """A file of params.yaml, by its key there."""
-        fields = FieldNames(file.prompt_field, file.category_field, file.metadata_fields, file.picture_field, key)
-        return cls(file.path, file.hub_file, file.revision, fields, file.limit)
-
-    @property
-    def name(self) -> str:
-        """Name of the source in messages."""
-        if self.file is None:
-            return str(self.location)
-        return f"{self.location}/{self.file}" + (f"@{self.revision}" if self.revision else "")
-
-
-def read_prompt_file(source: PromptSource, rules: PromptChecks) -> CheckedPrompts:
-    """Read a file of prompts and check it.
-
-    Args:
-        source: File to read. An empty line, null or an empty text is an empty prompt; a final line end starts no
-            further line.
-        rules: Actions for suspicious prompts.
-
-    Returns:
-        The prompts in the file's order, with a report. Their metadata have the record's other fields with their types,
-        which are texts in CSV and TSV. For JSON arrays and Parquet files, line numbers are row numbers.
-
-    Raises:
-        DataError: The file is missing, has an unknown or another format, lacks a field, or has refused problems; up to
-            20 are listed with line and value, the others counted.
+    An empty line, null or an empty text is an empty prompt; a final line end starts no further line. The prompts are in
+    the file's order. Their metadata have the record's other fields with their types, which are texts in CSV and TSV.
+    For JSON arrays and Parquet files, line numbers are row numbers. A DataError lists up to 20 refused problems with
+    line and value, and counts the others.
     """
-    suffix = Path(str(source.file or source.location)).suffix.lower()
+    source = file.source
+    fields = FieldNames(file.prompt_field, file.category_field, file.metadata_fields, file.picture_field, key)
+    suffix = Path(file.hub_file or file.path).suffix.lower()
     if suffix not in _SUFFIXES:
-        what = suffix or ("a folder; name a file in it" if Path(source.name).is_dir() else "no ending")
+        what = suffix or ("a folder; name a file in it" if Path(source).is_dir() else "no ending")
         raise DataError(
-            f"{source.name}: must end in {', '.join(_SUFFIXES)}, got {what}. Rename the file, or save it in one of "
-            f"these formats; of a data set on the hub, name the file to read by {source.fields.setting('hub_file')}."
+            f"{source}: must end in {', '.join(_SUFFIXES)}, got {what}. Rename the file, or save it in one of these "
+            f"formats; of a data set on the hub, name the file to read by {fields.setting('hub_file')}."
         )
-    location = source.location
-    if source.file is not None:
-        location = hub_file(str(location), source.file, source.revision)
-    records = _records(suffix, location, source)
-    findings = Findings([source.name], "row" if suffix in (".json", ".parquet") else "line")
-    reader = _Reader(source, findings)
+    records = _records(suffix, local_file(file), fields, source, file.limit)
+    findings = Findings([source], "row" if suffix in (".json", ".parquet") else "line")
+    reader = _Reader(source, fields, findings)
     notes: list[str] = []
 
     def rows() -> Iterator[PromptRow | None]:
         # One by one: texts that are too long for prompts are not kept.
-        for record in bounded(itertools.islice(records, source.limit), source.name):
+        for record in bounded(itertools.islice(records, file.limit), source):
             yield reader.row(*record)
-        if source.limit is not None and next(records, None) is not None:
-            notes.append(f"{source.name}: read up to the limit of {source.limit}; there is more")
+        if file.limit is not None and next(records, None) is not None:
+            notes.append(f"{source}: read up to the limit of {file.limit}; there is more")
         notes.extend(reader.notes())
 
     return check_prompts(rows(), rules, findings, notes)
 
 
-def _records(suffix: str, location: Location, source: PromptSource) -> Iterator[Record]:
+def _records(suffix: str, location: Location, fields: FieldNames, source: str, limit: int | None) -> Iterator[Record]:
     if suffix == ".txt":
         return enumerate(text_lines(location), start=1)
     if suffix in (".csv", ".tsv"):
-        return (csv_records if suffix == ".csv" else tsv_records)(location, source.fields, source.name)
+        return (csv_records if suffix == ".csv" else tsv_records)(location, fields, source)
     if suffix == ".json":
-        return json_array(location, source.name)
+        return json_array(location, source)
     if suffix == ".parquet":
-        return parquet_records(location, source.fields, source.name, source.limit)
+        return parquet_records(location, fields, source, limit)
     return json_lines(location)
 
 
 class _Reader:
     """Makes prompts of a source's records, and remembers which fields they had."""
 
-    def __init__(self, source: PromptSource, findings: Findings) -> None:
-        self._source = source
-        self._findings = findings
+    def __init__(self, source: str, fields: FieldNames, findings: Findings) -> None:
+        self._source, self._fields, self._findings = source, fields, findings
         self._chosen: dict[tuple[str, ...], ChosenFields] = {}
         self._unread: dict[str, None] = {}
 
     def row(self, line: int, value: object) -> PromptRow | None:
         """Prompt of a record; None if it cannot be read."""
-        if self._source.fields.picture is None and (value is None or isinstance(value, str)):
-            return PromptRow(value or "", "", {}, line, self._source.name)
+        if self._fields.picture is None and (value is None or isinstance(value, str)):
+            return PromptRow(value or "", "", {}, line, self._source)
         try:
             return self._of_fields(line, value)
         except ValueError as error:
-            self._findings.add("records", "no prompt", self._source.name, line, str(error))
+            self._findings.add("records", "no prompt", self._source, line, str(error))
             return None
 
     def notes(self) -> list[str]:
@@ -145,7 +105,7 @@ class _Reader:
             "fields kept as metadata": dict.fromkeys(name for name in kept if name not in self._unread),
             "fields that were not read": self._unread,
         }
-        return [f"{self._source.name}: {what}: {shortened(', '.join(names))}" for what, names in said.items() if names]
+        return [f"{self._source}: {what}: {shortened(', '.join(names))}" for what, names in said.items() if names]
 
     def _of_fields(self, line: int, value: object) -> PromptRow | None:
         if isinstance(value, ValueError):
@@ -154,17 +114,17 @@ class _Reader:
             raise ValueError(f"must be text or an object with a field for the prompt, got {beginning(value)}")
         names = tuple(value)
         if names not in self._chosen:
-            self._chosen[names] = self._source.fields.among(names)
+            self._chosen[names] = self._fields.among(names)
         chosen = self._chosen[names]
         text, category = value[chosen.prompt], value[chosen.category] if chosen.category else None
         if not isinstance(text, str | None):
             raise ValueError(f"{chosen.prompt!r} must be text, got {beginning(text)}")
         if isinstance(category, bool) or not isinstance(category, str | int | None):
-            kind: Kind = "category" if self._source.fields.category is None else "records"
+            kind: Kind = "category" if self._fields.category is None else "records"
             message = f"{chosen.category!r} must be text or a whole number, got {beginning(category)}"
             if kind == "records":
-                message += f"; name another by {self._source.fields.setting('category_field')}, or set that to null"
-            self._findings.add(kind, "category of another kind", self._source.name, line, message)
+                message += f"; name another by {self._fields.setting('category_field')}, or set that to null"
+            self._findings.add(kind, "category of another kind", self._source, line, message)
             if kind == "records":
                 return None
             category = None
@@ -175,4 +135,4 @@ class _Reader:
         read = {chosen.prompt, chosen.category, chosen.picture, *metadata}
         self._unread.update(dict.fromkeys(name for name in names if name.strip() and name not in read))
         of = "" if category is None else str(category)
-        return PromptRow(text or "", of, metadata, line, self._source.name, picture)
+        return PromptRow(text or "", of, metadata, line, self._source, picture)

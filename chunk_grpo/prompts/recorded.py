@@ -13,7 +13,7 @@ from chunk_grpo.config import Params
 from chunk_grpo.config.prompt_rules import prompt_files
 from chunk_grpo.config.prompts import AnyBenchmark, CocoPrompts, FilePrompts, PromptFile, WisePrompts
 from chunk_grpo.digests import Digests, hub_commit
-from chunk_grpo.prompts.read import PromptSource, read_prompt_file
+from chunk_grpo.prompts.read import read_prompt_file
 from chunk_grpo.prompts.scorer_data import data_needs
 
 _VERSION = ("ETag", "etag", "LastModified", "last_modified", "mtime", "size")
@@ -50,7 +50,7 @@ def _file(file: PromptFile, digests: Digests) -> str | None:
 
 def _pictures(file: PromptFile, key: str, params: Params, digests: Digests) -> dict[str, str | None]:
     """Digest of each picture by its name in the file."""
-    rows = read_prompt_file(PromptSource.of(file, key), params.prompts.checks).rows
+    rows = read_prompt_file(file, params.prompts.checks, key).rows
     folder = Path(file.path).parent
     return {name: digests.of(folder / name) for name in dict.fromkeys(str(row.picture) for row in rows)}
 

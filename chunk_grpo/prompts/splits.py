@@ -25,9 +25,9 @@ from chunk_grpo.prompts.coco import coco_prompts
 from chunk_grpo.prompts.dpg import read_dpg
 from chunk_grpo.prompts.findings import Findings, beginning, dropped
 from chunk_grpo.prompts.geneval import content_key, read_geneval, read_geneval_benchmark
-from chunk_grpo.prompts.hub import hub_file
+from chunk_grpo.prompts.hub import local_file
 from chunk_grpo.prompts.pictures import check_pictures
-from chunk_grpo.prompts.read import PromptSource, read_prompt_file
+from chunk_grpo.prompts.read import read_prompt_file
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptReport, PromptRow
 from chunk_grpo.prompts.wise import read_wise
 from chunk_grpo.seeding import derive_seed
@@ -220,10 +220,9 @@ def _read(
     """Prompts of a file, `key` in params.yaml; `plain`: of the kind `file`, whatever the source is."""
     checks = settings.checks
     if settings.source == "geneval" and not plain:
-        path = file.path if file.hub_file is None else hub_file(file.path, file.hub_file, file.revision)
-        checked = read_geneval(path, checks, file.limit)
+        checked = read_geneval(local_file(file), checks, file.limit)
     else:
-        checked = read_prompt_file(PromptSource.of(file, key), checks)
+        checked = read_prompt_file(file, checks, key)
     if file.picture_field is not None:
         checked = check_pictures(checked, Path(file.path).parent, shape, checks)
     return drop_long(checked, checks, limits()) if checks.too_long == "drop" else checked

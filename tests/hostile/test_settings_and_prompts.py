@@ -14,13 +14,12 @@ import pytest
 
 from chunk_grpo.config import load_params, parse_params
 from chunk_grpo.config.load import parse_yaml
-from chunk_grpo.config.prompts import PromptChecks
+from chunk_grpo.config.prompts import PromptChecks, PromptFile
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.orchestration.presets import combinations, overridden
 from chunk_grpo.prompts.checks import MAX_CHARACTERS
-from chunk_grpo.prompts.fields import FieldNames
 from chunk_grpo.prompts.geneval import read_geneval
-from chunk_grpo.prompts.read import PromptSource, read_prompt_file
+from chunk_grpo.prompts.read import read_prompt_file
 from chunk_grpo.prompts.rows import CheckedPrompts
 from tests.params_edits import FUZZ, RAW, ROOT, paths, put
 
@@ -167,10 +166,10 @@ def test_damaged_prompt_files(name: str, rules: PromptChecks, tmp_path: Path) ->
     path = tmp_path / f"p{name}"
     for _ in range(100):
         path.write_bytes(damaged(draw, CONTENTS[name]))
-        source = PromptSource(path, fields=FieldNames(draw.choice([None, None, "prompt", "text"])))
+        file = PromptFile(path=str(path), prompt_field=draw.choice([None, None, "prompt", "text"]))
 
-        def read(source: PromptSource = source) -> CheckedPrompts:
-            return read_geneval(path, rules) if "geneval" in name else read_prompt_file(source, rules)
+        def read(file: PromptFile = file) -> CheckedPrompts:
+            return read_geneval(path, rules) if "geneval" in name else read_prompt_file(file, rules)
 
         if refusal(read, DataError) is None:
             found = read()

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from chunk_grpo.config.prompts import PromptChecks
+from chunk_grpo.config.prompts import PromptChecks, PromptFile
 from chunk_grpo.errors import DataError
-from chunk_grpo.prompts.read import PromptSource, read_prompt_file
+from chunk_grpo.prompts.read import read_prompt_file
+from chunk_grpo.prompts.rows import CheckedPrompts
 
 STRICT = PromptChecks(duplicates="refuse", empty="refuse", spaces="refuse", too_long="refuse")
 LENIENT = PromptChecks(duplicates="drop", empty="drop", spaces="strip", too_long="keep")
@@ -17,8 +18,12 @@ def write(path: Path, content: str | bytes) -> Path:
     return path
 
 
+def checked(path: Path | str, rules: PromptChecks = STRICT, **settings: object) -> CheckedPrompts:
+    return read_prompt_file(PromptFile(path=str(path), **settings), rules)  # type: ignore[arg-type]
+
+
 def read(path: Path | str, rules: PromptChecks = STRICT, **settings: object) -> list[str]:
-    return [row.text for row in read_prompt_file(PromptSource(path, **settings), rules).rows]  # type: ignore[arg-type]
+    return [row.text for row in checked(path, rules, **settings).rows]
 
 
 def refused(path: Path | str, rules: PromptChecks = STRICT, **settings: object) -> str:

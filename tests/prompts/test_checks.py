@@ -8,8 +8,6 @@ import pytest
 from chunk_grpo.config.prompts import PromptChecks
 from chunk_grpo.errors import DataError
 from chunk_grpo.prompts.checks import check_lengths, drop_long
-from chunk_grpo.prompts.fields import FieldNames
-from chunk_grpo.prompts.read import PromptSource, read_prompt_file
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
 from tests.prompts import files
 from tests.prompts.files import LENIENT, STRICT
@@ -20,7 +18,7 @@ def write(folder: Path, prompts: list[str]) -> Path:
 
 
 def read(folder: Path, prompts: list[str], rules: PromptChecks) -> CheckedPrompts:
-    return read_prompt_file(PromptSource(write(folder, prompts)), rules)
+    return files.checked(write(folder, prompts), rules)
 
 
 def refused(folder: Path, prompts: list[str], rules: PromptChecks = STRICT) -> list[str]:
@@ -135,7 +133,7 @@ class TestOtherRules:
             "among the fields 'caption'; name it by `prompt_field`",
             "Fix the file, or the setting that is named.",
         ]
-        assert files.read(path, rules, fields=FieldNames("caption")) == ["a red circle", "a blue square"]
+        assert files.read(path, rules, prompt_field="caption") == ["a red circle", "a blue square"]
 
     def test_a_line_feed_that_is_kept_is_an_invalid_character(self, tmp_path: Path) -> None:
         (said,) = refused(tmp_path, ["a\n"], STRICT.model_copy(update={"spaces": "keep"}))
@@ -145,7 +143,7 @@ class TestOtherRules:
         lines = ['{"prompt": "a"}', '{"prompt": 3}', "{", '{"text": "b"}', '"c"', json.dumps("x" * 10_001)]
         path = files.write(tmp_path / "p.jsonl", "\n".join(lines))
         assert files.refused(path).startswith("4 problems (no prompt: 3, longer than 10,000 characters: 1)")
-        found = read_prompt_file(PromptSource(path), STRICT.model_copy(update={"records": "drop"}))
+        found = files.checked(path, STRICT.model_copy(update={"records": "drop"}))
         assert [row.text for row in found.rows] == ["a", "c"]
         assert [(f.what, f.lines) for f in found.report.findings] == [
             ("no prompt", (2, 3, 4)),
@@ -155,8 +153,7 @@ class TestOtherRules:
 
     def test_a_category_that_was_asked_for_may_be_a_reason_to_drop(self, tmp_path: Path) -> None:
         path = files.write(tmp_path / "p.jsonl", '{"prompt": "a", "k": 1.5}\n{"prompt": "b", "k": "x"}')
-        source = PromptSource(path, fields=FieldNames(category="k"))
-        found = read_prompt_file(source, STRICT.model_copy(update={"records": "drop"}))
+        found = files.checked(path, STRICT.model_copy(update={"records": "drop"}), category_field="k")
         assert [(row.text, row.category) for row in found.rows] == [("b", "x")]
 
 

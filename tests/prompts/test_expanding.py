@@ -10,9 +10,7 @@ import pyarrow as pa
 import pytest
 
 from chunk_grpo.prompts import records
-from chunk_grpo.prompts.fields import FieldNames
-from chunk_grpo.prompts.read import PromptSource, read_prompt_file
-from tests.prompts.files import LENIENT, STRICT, read, refused, write
+from tests.prompts.files import LENIENT, checked, read, refused, write
 from tests.prompts.test_read import parquet
 
 
@@ -23,7 +21,7 @@ def test_a_parquet_file_with_too_many_rows_is_refused_by_its_footer(tmp_path: Pa
     begin = time.monotonic()
     message = "must have at most 2,000,000 records, got 40,000,000; set the file's `limit`"
     assert refused(path).startswith(message)
-    found = read_prompt_file(PromptSource(path, limit=3), LENIENT)
+    found = checked(path, LENIENT, limit=3)
     assert [row.text for row in found.rows] == ["a cat"]
     assert time.monotonic() - begin < 5  # minutes without the limit
 
@@ -43,7 +41,7 @@ def test_long_values_of_a_parquet_file_do_not_fill_the_memory(tmp_path, monkeypa
     path = parquet(tmp_path / "p.parquet", prompt=["a cat"] * 100_000, more=long)
     assert path.stat().st_size < 10**6
     assert re.match(r"row \d+: the rows up to here must have at most .* `metadata_fields`", refused(path))
-    assert read(path, LENIENT, fields=FieldNames(metadata=())) == ["a cat"]
+    assert read(path, LENIENT, metadata_fields=()) == ["a cat"]
 
 
 def test_long_field_names_are_truncated_in_message(tmp_path: Path) -> None:
@@ -57,6 +55,6 @@ def test_many_fields_are_read_at_once(tmp_path: Path) -> None:
     header = ",".join(["prompt", *(f"c{number}" for number in range(20_000))])
     path = write(tmp_path / "p.csv", f"{header}\na{',1' * 20_000}\n")
     begin = time.monotonic()
-    (note,) = read_prompt_file(PromptSource(path), STRICT).report.notes
+    (note,) = checked(path).report.notes
     assert time.monotonic() - begin < 5
     assert len(note) < 500

@@ -8,9 +8,7 @@ import httpx
 import pytest
 
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.prompts.fields import FieldNames
-from chunk_grpo.prompts.read import PromptSource, read_prompt_file
-from tests.prompts.files import STRICT, refused
+from tests.prompts.files import checked, refused
 
 
 @pytest.fixture
@@ -28,21 +26,20 @@ def test_a_file_in_the_cache_is_read_offline(cache: Path) -> None:
         (folder / "snapshots" / commit / "data").mkdir(parents=True)
         (folder / "refs" / name).write_text(commit)
         (folder / "snapshots" / commit / "data" / "test.json").write_text(json.dumps([text]))
-    found = read_prompt_file(PromptSource("ann/prompts", file="data/test.json"), STRICT)
+    found = checked("ann/prompts", hub_file="data/test.json")
     assert [(row.text, row.source) for row in found.rows] == [("a cat", "ann/prompts/data/test.json")]
-    source = PromptSource("ann/prompts", file="data/test.json", revision="v2")
-    found = read_prompt_file(source, STRICT)
+    found = checked("ann/prompts", hub_file="data/test.json", revision="v2")
     assert [(row.text, row.source) for row in found.rows] == [("a dog", "ann/prompts/data/test.json@v2")]
 
 
 def test_offline_it_says_how_to_get_the_file(cache: Path) -> None:
-    message = refused("ann/prompts", file="test.json", revision="v2")
+    message = refused("ann/prompts", hub_file="test.json", revision="v2")
     assert message.startswith("the file test.json (revision v2) is not in the hub's cache and could not be ")
     assert message.endswith(
         "`hf download ann/prompts test.json --repo-type dataset --revision v2 --local-dir FOLDER`; then give "
         "FOLDER/test.json as the path, without a revision."
     )
-    assert "HFValidationError" in refused("ann/prompts/more", file="test.json")
+    assert "HFValidationError" in refused("ann/prompts/more", hub_file="test.json")
     assert "name the file to read by `hub_file`" in refused("ann/prompts")
 
 
@@ -51,13 +48,13 @@ def test_a_download_that_breaks_off(monkeypatch: pytest.MonkeyPatch) -> None:
         raise httpx.ReadTimeout("no answer\nfrom there")
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", broken)
-    assert "could not be downloaded (ReadTimeout: no answer)" in refused("ann/prompts", file="test.json")
+    assert "could not be downloaded (ReadTimeout: no answer)" in refused("ann/prompts", hub_file="test.json")
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ConfigError, match=r"pip install -e .*\[training\]"):
-        read_prompt_file(PromptSource("ann/prompts", file="test.json"), STRICT)
+        checked("ann/prompts", hub_file="test.json")
 
 
 def test_a_missing_column_is_named_with_repository_and_file(cache: Path) -> None:
@@ -66,5 +63,5 @@ def test_a_missing_column_is_named_with_repository_and_file(cache: Path) -> None
     (folder / "refs" / "main").write_text("0" * 40)
     (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
     (folder / "snapshots" / ("0" * 40) / "train.csv").write_text("caption\na cat\n")
-    message = refused("ann/prompts", file="train.csv", fields=FieldNames(prompt="text"))
+    message = refused("ann/prompts", hub_file="train.csv", prompt_field="text")
     assert message.startswith("/train.csv, line 1: needs one field 'text' with the prompt, got none among the fields")

@@ -11,7 +11,7 @@ from PIL import Image
 from chunk_grpo.config.prompts import PromptChecks, PromptFile
 from chunk_grpo.errors import DataError
 from chunk_grpo.prompts.pictures import check_pictures
-from chunk_grpo.prompts.read import PromptSource, read_prompt_file
+from chunk_grpo.prompts.read import read_prompt_file
 from chunk_grpo.prompts.rows import CheckedPrompts
 
 RULES = PromptChecks()
@@ -25,7 +25,7 @@ def picture(path: Path, width: int, height: int, mode: str = "RGB") -> None:
 def read(folder: Path, *rows: str, rules: PromptChecks = RULES) -> CheckedPrompts:
     (folder / "edits.csv").write_text("\n".join(["prompt,source,kind", *rows]) + "\n")
     file = PromptFile(path=str(folder / "edits.csv"), picture_field="source")
-    checked = read_prompt_file(PromptSource.of(file, "prompts.train_file"), rules)
+    checked = read_prompt_file(file, rules, "prompts.train_file")
     return check_pictures(checked, folder, (40, 60), rules)
 
 
@@ -120,7 +120,7 @@ def test_a_file_without_the_column_is_named(folder: Path) -> None:
     (folder / "edits.csv").write_text("prompt,picture\na,in/a.png\n")
     file = PromptFile(path=str(folder / "edits.csv"), picture_field="source")
     with pytest.raises(DataError, match=r"'source', got none among .*`prompts\.train_file\.picture_field`"):
-        read_prompt_file(PromptSource.of(file, "prompts.train_file"), RULES)
+        read_prompt_file(file, RULES, "prompts.train_file")
 
 
 def test_an_edited_picture_changes_the_record_of_the_prompts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from chunk_grpo.prompts.fields import FieldNames
-from chunk_grpo.prompts.read import PromptSource, read_prompt_file
-from tests.prompts.files import LENIENT, STRICT, read, refused, write
+from tests.prompts.files import LENIENT, STRICT, checked, read, refused, write
 
 TEXTS = ["a cat, asleep", 'a "red" kite', "café in Zürich 🎨"]
 
@@ -43,19 +41,19 @@ class TestFormats:
     def test_every_text_format_gives_the_same_prompts_with_its_lines(self, name: str, tmp_path: Path) -> None:
         content, lines = CONTENTS[name]
         path = write(tmp_path / name, content)
-        found = read_prompt_file(PromptSource(path), STRICT)
+        found = checked(path)
         assert [(row.text, row.line, row.source) for row in found.rows] == [
             (text, line, str(path)) for text, line in zip(TEXTS, lines, strict=True)
         ]
         assert (found.report.read, found.report.kept, found.report.findings) == (3, 3, ())
         windows = b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n")
-        assert read_prompt_file(PromptSource(write(path, windows)), STRICT).rows == found.rows
+        assert checked(write(path, windows)).rows == found.rows
 
     def test_parquet(self, tmp_path: Path) -> None:
         """Columns that are not asked for are not read: this one is no UTF-8."""
         other = pa.array([b"\xe9"] * 3).view(pa.string())
         path = parquet(tmp_path / "p.parquet", Prompt=TEXTS, Category=["x", None, "y"], other=other)
-        found = read_prompt_file(PromptSource(path, fields=FieldNames(metadata=())), STRICT)
+        found = checked(path, metadata_fields=())
         assert [(row.text, row.category, row.line) for row in found.rows] == list(
             zip(TEXTS, ["x", "", "y"], [1, 2, 3], strict=True)
         )
@@ -120,9 +118,7 @@ class TestDialects:
     def test_the_header_shows_the_delimiter_of_csv(self, delimiter: str, tmp_path: Path) -> None:
         content = delimiter.join(("prompt", "text")) + "\n" + delimiter.join(('"a, b; c"', "x")) + "\n"
         path = write(tmp_path / "p.csv", content)
-        assert [(row.text, row.metadata) for row in read_prompt_file(PromptSource(path), STRICT).rows] == [
-            ("a, b; c", {"text": "x"})
-        ]
+        assert [(row.text, row.metadata) for row in checked(path).rows] == [("a, b; c", {"text": "x"})]
 
     def test_a_row_with_too_many_fields_names_its_delimiter(self, tmp_path: Path) -> None:
         message = refused(write(tmp_path / "p.csv", "prompt;text\na;b;c\n"))
@@ -132,7 +128,7 @@ class TestDialects:
         lines = "".join(f'"a cat, number {number}",text {number}\n' for number in range(100_000))
         path = write(tmp_path / "p.csv", "prompt,text\n" + lines)
         start = time.process_time()
-        assert len(read_prompt_file(PromptSource(path), STRICT).rows) == 100_000
+        assert len(checked(path).rows) == 100_000
         assert time.process_time() - start < 20
 
 
@@ -142,14 +138,14 @@ class TestMetadata:
     def test_json_keeps_its_types(self, tmp_path: Path) -> None:
         others = {"text": "OPEN", "count": 2, "share": 0.5, "parts": [{"of": None}], "is_new": True}
         path = write(tmp_path / "p.jsonl", json.dumps({"prompt": "a", "category": "x"} | others))
-        found = read_prompt_file(PromptSource(path), STRICT)
+        found = checked(path)
         assert found.rows[0].metadata == others
         assert found.report.notes == (f"{path}: fields kept as metadata: text, count, share, parts, is_new",)
-        assert read_prompt_file(PromptSource(write(tmp_path / "p.txt", "a")), STRICT).rows[0].metadata == {}
+        assert checked(write(tmp_path / "p.txt", "a")).rows[0].metadata == {}
 
     def test_csv_has_texts(self, tmp_path: Path) -> None:
         path = write(tmp_path / "p.csv", "prompt,text,count\na,OPEN,2\nb,,3\n")
-        rows = read_prompt_file(PromptSource(path), STRICT).rows
+        rows = checked(path).rows
         assert [row.metadata for row in rows] == [{"text": "OPEN", "count": "2"}, {"text": "", "count": "3"}]
 
     def test_parquet_keeps_what_json_has(self, tmp_path: Path) -> None:
@@ -163,7 +159,7 @@ class TestMetadata:
             image=[{"bytes": b"\x89PNG", "path": "1.png"}] * 2,
             day=pa.array([0, 1], pa.date32()),
         )
-        found = read_prompt_file(PromptSource(path), STRICT)
+        found = checked(path)
         assert [row.metadata for row in found.rows] == [
             {"count": 2, "share": 0.5, "parts": [{"of": "x"}], "kind": "x"},
             {"count": None, "share": None, "parts": [], "kind": "y"},
@@ -175,10 +171,10 @@ class TestMetadata:
 
     def test_fields_may_be_chosen(self, tmp_path: Path) -> None:
         path = write(tmp_path / "p.jsonl", json.dumps({"prompt": "a", "text": "x", "other": 1}))
-        found = read_prompt_file(PromptSource(path, fields=FieldNames(metadata=("text",))), STRICT)
+        found = checked(path, metadata_fields=("text",))
         assert found.rows[0].metadata == {"text": "x"}
         assert found.report.notes[1] == f"{path}: fields that were not read: other"
-        message = refused(path, fields=FieldNames(metadata=("txt",)))
+        message = refused(path, metadata_fields=("txt",))
         assert "line 1: needs one field 'txt', got none among the fields 'prompt', 'text', 'other'" in message
 
     @pytest.mark.parametrize(
@@ -200,7 +196,7 @@ class TestFields:
     def test_fields_may_be_named(self, tmp_path: Path) -> None:
         record = {"prompt": "not this", "caption": "a cat", "kind": 7, "other": 1}
         path = write(tmp_path / "p.jsonl", json.dumps(record))
-        found = read_prompt_file(PromptSource(path, fields=FieldNames("caption", "kind")), STRICT)
+        found = checked(path, prompt_field="caption", category_field="kind")
         (row,) = found.rows
         assert (row.text, row.category, row.metadata) == ("a cat", "7", {"prompt": "not this", "other": 1})
         assert found.report.notes == (f"{path}: fields kept as metadata: prompt, other",)
@@ -208,24 +204,24 @@ class TestFields:
     @pytest.mark.parametrize(
         ("header", "names", "rule"),
         [
-            ("text,style", FieldNames(), "line 1: needs one field 'prompt' with the prompt, got none among"),
-            ("prompt,Prompts", FieldNames(), "got 2 among the fields 'prompt', 'Prompts'"),
-            ("prompt,prompt", FieldNames("prompt"), "got 2 among the fields 'prompt', 'prompt'"),
-            ("prompt,style", FieldNames("caption"), "needs one field 'caption' with the prompt, got none"),
-            ("prompt,style", FieldNames(category="kind"), "needs one field 'kind', got none among the fields"),
-            ("prompt,Category,category", FieldNames(), "needs one field 'category', got 2 among the fields"),
-            ("", FieldNames(), "needs a header with the names of the fields, got an empty line or file"),
+            ("text,style", {}, "line 1: needs one field 'prompt' with the prompt, got none among"),
+            ("prompt,Prompts", {}, "got 2 among the fields 'prompt', 'Prompts'"),
+            ("prompt,prompt", {"prompt_field": "prompt"}, "got 2 among the fields 'prompt', 'prompt'"),
+            ("prompt,style", {"prompt_field": "caption"}, "needs one field 'caption' with the prompt, got none"),
+            ("prompt,style", {"category_field": "kind"}, "needs one field 'kind', got none among the fields"),
+            ("prompt,Category,category", {}, "needs one field 'category', got 2 among the fields"),
+            ("", {}, "needs a header with the names of the fields, got an empty line or file"),
         ],
     )  # fmt: skip
     def test_a_field_that_is_not_there(self, header, names, rule, tmp_path):
-        assert rule in refused(write(tmp_path / "p.csv", f"{header}\na,b,c\n"), fields=names)
+        assert rule in refused(write(tmp_path / "p.csv", f"{header}\na,b,c\n"), **names)
         path = parquet(tmp_path / "p.parquet", text=["a"])
         assert refused(path).startswith("needs one field 'prompt' with the prompt, got none among the fields")
 
     def test_values_of_another_kind(self, tmp_path: Path) -> None:
         lines = ['{"prompt": 3, "kind": "x"}', '{"prompt": "a", "kind": [1]}', '{"text": "a"}', "[1]"]
         path = write(tmp_path / "p.jsonl", "\n".join([*lines, '{"prompt": "b", "kind": true}']))
-        header, *said = refused(path, fields=FieldNames(category="kind")).splitlines()
+        header, *said = refused(path, category_field="kind").splitlines()
         assert header == "5 problems (no prompt: 3, category of another kind: 2)"
         for line, rule in enumerate(
             [
@@ -242,13 +238,13 @@ class TestFields:
 
     def test_unrequested_invalid_category_is_ignored_and_reported(self, tmp_path: Path) -> None:
         path = parquet(tmp_path / "p.parquet", prompt=["a", "b"], Category=[1.0, None])
-        found = read_prompt_file(PromptSource(path), STRICT)
+        found = checked(path)
         assert [(row.text, row.category) for row in found.rows] == [("a", ""), ("b", "")]
         (finding,) = found.report.findings
         assert (finding.action, finding.lines) == ("ignore", (1,))
         assert finding.messages == ("'Category' must be text or a whole number, got 1.0",)
         assert found.report.lines()[1] == f"{path}: category of another kind: 1 ignored (row 1)"
-        assert "row 1: 'Category' must be" in refused(path, fields=FieldNames(category="Category"))
+        assert "row 1: 'Category' must be" in refused(path, category_field="Category")
 
 
 class TestLimit:
@@ -258,14 +254,14 @@ class TestLimit:
     )
     def test_records_after_limit_are_not_checked_but_noted(self, name, content, tmp_path):
         path = write(tmp_path / name, content)
-        found = read_prompt_file(PromptSource(path, limit=2), STRICT)
+        found = checked(path, limit=2)
         assert [row.text for row in found.rows] == ["a", "b"]
         assert found.report.notes == (f"{path}: read up to the limit of 2; there is more",)
         assert re.match(r"line |2 problems ", refused(path))
 
     def test_limit_equal_to_file_length_gives_no_note(self, tmp_path: Path) -> None:
         path = parquet(tmp_path / "p.parquet", prompt=["a", "b"])
-        assert read_prompt_file(PromptSource(path, limit=2), STRICT).report.notes == ()
+        assert checked(path, limit=2).report.notes == ()
 
     def test_unreadable_record_counts_towards_limit(self, tmp_path: Path) -> None:
         path = write(tmp_path / "p.jsonl", '"a"\n{\n"b"\n"b"\n')
