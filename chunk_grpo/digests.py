@@ -25,11 +25,7 @@ class Digests:
     """SHA-256 of files, cached on disk."""
 
     def __init__(self, memory: Path = MEMORY) -> None:
-        """Read the cache. A missing or damaged one counts as empty.
-
-        Args:
-            memory: File of the cache.
-        """
+        """Read the cache, a file. A missing or damaged one counts as empty."""
         self._memory = memory
         self._known = _read(memory)
         self._learnt = False
@@ -37,12 +33,8 @@ class Digests:
     def of(self, path: str | Path, chosen: Callable[[Path], bool] = lambda path: True) -> str | None:
         """Digest of a file's content, or of the names and contents of a folder's files; None if `path` does not exist.
 
-        Args:
-            path: File or folder; links are followed.
-            chosen: Filter for the files of a folder, called with the path relative to it. Hidden files are skipped.
-
-        Raises:
-            DataError: A file cannot be read, or is tracked by DVC and missing.
+        Links are followed, hidden files of a folder skipped; `chosen` filters them, called with the path relative to
+        it. DataError if a file cannot be read, or is tracked by DVC and missing.
         """
         path = Path(path)
         try:
@@ -56,11 +48,7 @@ class Digests:
         return None
 
     def save(self) -> None:
-        """Write new digests to the cache.
-
-        Raises:
-            DataError: The cache cannot be written.
-        """
+        """Write new digests to the cache; DataError if it cannot be written."""
         if not self._learnt:
             return
         try:

@@ -53,12 +53,8 @@ def encode_png(picture: NDArray[np.uint8]) -> bytes:
 def decode_image(content: bytes, name: str) -> NDArray[np.uint8]:
     """Decode an image file to RGB [H, W, 3], upright as its EXIF orientation says, 16 bits scaled to 8.
 
-    Args:
-        content: Bytes of the file.
-        name: Name of the image, for the error message.
-
-    Raises:
-        DataError: The bytes are not one complete, opaque picture of a known format and mode, or have too many pixels.
+    DataError with the `name` of the image if it is not one complete, opaque picture of a known format and mode, or has
+    too many pixels.
     """
     with _opened(io.BytesIO(content), name, "Replace it; `dvc repro` generates images of the pipeline again.") as image:
         return _pixels(image)
@@ -71,13 +67,9 @@ def read_picture(path: Path) -> NDArray[np.uint8]:
 
 
 def check_picture(path: Path) -> tuple[int, int]:
-    """Check a picture file by its header; decode it only if it could be transparent.
+    """Check a picture file by its header; decode it only if it could be transparent. Upright width and height.
 
-    Returns:
-        Width and height in pixels, upright.
-
-    Raises:
-        DataError: As `decode_image`, but that a damaged body is not noticed.
+    DataError as `decode_image`, but that a damaged body is not noticed.
     """
     with _opened(path, str(path)) as image:
         if _has_transparency(image):
@@ -193,13 +185,7 @@ def as_pictures(images: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def image_grid(pictures: Sequence[NDArray[np.uint8]], columns: int, gap: int = 2) -> NDArray[np.uint8]:
-    """Arrange pictures of one size in a grid on white.
-
-    Args:
-        pictures: Pictures [H, W, 3], at least 1.
-        columns: Pictures per row.
-        gap: Width of the white border and gaps, in pixels.
-    """
+    """Arrange pictures [H, W, 3] of one size, at least 1, in a grid on white, with borders and gaps of `gap` pixels."""
     height, width = pictures[0].shape[:2]
     rows = -(-len(pictures) // columns)
     grid = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap, 3), 255, dtype=np.uint8)

@@ -55,23 +55,13 @@ def write_embeddings(
     negative: Mapping[str, Tensor] | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write the embeddings of prompts as a folder; equal texts with equal pictures share a row.
+    """Write the embeddings of prompts, in any order, as a folder; equal texts with equal pictures share a row.
 
-    At most one shard is in memory.
-
-    An OSError raised by `batches` is reported as an error of `location`.
-
-    Args:
-        prompts: Prompts in any order.
-        batches: Tensors [n, ...] by name on the CPU, a row for each of `distinct_prompts` in that order.
-        location: Folder, local or URL.
-        pictures: As for `distinct_prompts`.
-        negative: Tensors [1, ...] of the negative prompt's text by the same names; None: there is none, or `batches`
-            have each row's own.
-        shard_bytes: Largest size of a shard's tensors, unless a single row is larger.
-
-    Raises:
-        ValueError: `batches` have another number of rows, or tensors that differ in names or shapes.
+    `batches` yield tensors [n, ...] by name on the CPU, a row for each of `distinct_prompts` in that order; an OSError
+    that they raise is reported as an error of `location`. `negative` has the tensors [1, ...] of the negative prompt's
+    text by the same names; None: there is none, or `batches` have each row's own. At most one shard is in memory; its
+    tensors have at most `shard_bytes`, unless a single row is larger. ValueError if `batches` have another number of
+    rows, or tensors that differ in names or shapes.
     """
     distinct = distinct_prompts(prompts, pictures)
     with output_dir(location) as folder:
@@ -149,13 +139,10 @@ def shard_name(number: int) -> str:
 
 @contextmanager
 def open_embeddings(location: Location) -> Iterator[Embeddings]:
-    """Open a folder that `write_embeddings` wrote. Reads the table and the shards' headers only.
+    """Open a folder that `write_embeddings` wrote; a remote one is copied for the time of the context.
 
-    Args:
-        location: Folder; a remote one is copied for the time of the context.
-
-    Raises:
-        DataError: A file is missing or damaged, or the shards differ from the table or from each other.
+    Reads the table and the shards' headers only. DataError if a file is missing or damaged, or the shards differ from
+    the table or from each other.
     """
     with input_dir(location) as folder:
         yield Embeddings(folder, location)
@@ -178,11 +165,7 @@ class Embeddings:
         self._names = self._check()
 
     def read(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """The tensors [n, ...] of n rows by name, on the CPU.
-
-        Args:
-            rows: At least one of the numbers in `row_of`, repetitions allowed.
-        """
+        """The tensors [n, ...] of n rows by name, on the CPU; at least one of the numbers in `row_of`, in any order."""
         found: dict[str, Tensor] = {}
         wanted: dict[int, list[tuple[int, int]]] = {}
         for at, number in enumerate(rows):
@@ -201,11 +184,7 @@ class Embeddings:
         return found
 
     def negative(self) -> dict[str, Tensor] | None:
-        """The tensors [1, ...] of the negative prompt by name; None: each row has its own, which `read` returns.
-
-        Raises:
-            DataError: The file is missing or cannot be read, or its tensors have other names.
-        """
+        """The tensors [1, ...] of the negative prompt by name; None: each row has its own, which `read` returns."""
         if any(name.startswith(AWAY) for name in self._names):
             return None
         with self._opened(NEGATIVE) as file:

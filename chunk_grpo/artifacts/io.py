@@ -36,17 +36,10 @@ def write_table(
     *,
     row_group_bytes: int = ROW_GROUP_BYTES,
 ) -> None:
-    """Write a table as Parquet, with the schema's name and version in its metadata.
+    """Write a table as Parquet, with the schema's name and version, and `about`, in its metadata.
 
-    Args:
-        table: Table with columns in any order; types are cast where that is lossless.
-        location: Local path or URL.
-        schema_name: Required schema.
-        about: Additional metadata, such as the origin of the table.
-        row_group_bytes: Maximum bytes of a row group, unless a single row is larger.
-
-    Raises:
-        DataError: The table does not fit the schema, or `location` cannot be written.
+    Columns may be in any order; types are cast where that is lossless. A row group has at most `row_group_bytes`,
+    unless a single row is larger. A table that does not fit the schema is a DataError.
     """
     fitting = _fitting(table, schema_name, location)
     _write(_slices(fitting, row_group_bytes), location, schema_name, about or {})
@@ -68,19 +61,10 @@ def write_rows(
 
 
 def read_table(location: Location, schema_name: SchemaName, of: Mapping[str, object] | None = None) -> pa.Table:
-    """Read a Parquet table that `write_table` wrote.
+    """Read a Parquet table that `write_table` wrote, of the schema's current version; columns are in its order.
 
-    Args:
-        location: local path or URL.
-        schema_name: Required schema, at its current version.
-        of: Column to the value of every row, such as the policy whose table it must be.
-
-    Returns:
-        The table, with columns in the schema's order.
-
-    Raises:
-        DataError: The file is missing, unreadable or not Parquet, has another table or version, or a row breaks a rule
-            of the schema. The message has the reason and the remedy.
+    `of` has a column's value in every row, such as the policy whose table it must be. A file that is no such table, or
+    a row that breaks a rule of the schema, is a DataError.
     """
     schema = SCHEMAS[schema_name]
     with _opened(location, schema) as file:
@@ -98,14 +82,8 @@ def read_parts(
 ) -> Iterator[pa.Table]:
     """Read a table as `read_table`, part by part: about `ROW_GROUP_BYTES`, or one row, are in memory at a time.
 
-    Args:
-        location: local path or URL.
-        schema_name: Required schema, at its current version.
-        columns: Columns to read, in this order; default: all. Other nested columns, such as images, take no time.
-        of: As in `read_table`.
-
-    Yields:
-        Consecutive rows, at least one; nothing for a table without rows.
+    Yields consecutive rows, at least one; nothing for a table without rows. `columns` are read in this order, None:
+    all. Other nested columns, such as images, take no time.
     """
     schema = SCHEMAS[schema_name]
     names = list(columns or schema.columns.names)

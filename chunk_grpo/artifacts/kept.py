@@ -33,11 +33,9 @@ class Kept:
     _NAME = "results"
 
     def __init__(self, folder: Path, outputs: Mapping[str, str]) -> None:
-        """Create no files yet; this computation alone uses the folder.
+        """Create no files yet; this computation alone uses `folder`.
 
-        Args:
-            folder: Folder of the computation.
-            outputs: Paths of the outputs by name. At least one is a file with content of its own.
+        `outputs` has paths by name. At least one is a file with content of its own.
         """
         self.folder, self._outputs, self._results = folder, outputs, folder / self._NAME
 
@@ -118,9 +116,7 @@ class Kept:
 def forget_recorded(root: Path = Path(), remove_copies: Callable[[str], None] | None = None) -> None:
     """Remove the computations of a workspace whose outputs dvc.lock has.
 
-    Args:
-        root: Folder of the workspace.
-        remove_copies: Removes copies of checkpoints at a location. None: trainings with copies stay.
+    `remove_copies` removes copies of checkpoints at a location; None: trainings with copies stay.
     """
     if not (kept := Kept.all_results(root)):
         return

@@ -63,14 +63,9 @@ ITERATIONS = "iterations"
 
 @contextmanager
 def measured_run(stage: str, location: Location) -> Iterator[Notes]:
-    """Measure the enclosed block and write its manifest; after an error nothing is written.
+    """Measure a stage's run, the enclosed block, and write its manifest; after an error nothing is written.
 
-    Args:
-        stage: Name of the DVC stage.
-        location: Path of the manifest, e.g. `artifacts/runs/STAGE.json`.
-
-    Yields:
-        Empty notes, which the stage can fill; the GPU's peak is added.
+    Yields empty notes, which the stage can fill; the GPU's peak is added.
     """
     notes: Notes = {}
     started_at = datetime.now(UTC)

@@ -39,11 +39,7 @@ def write_pictures(pictures: Mapping[str, Key], read: Callable[[Key], NDArray[np
 
 @contextmanager
 def open_pictures(location: Location) -> Iterator[Mapping[str, Path]]:
-    """Paths of the pictures by prompt id; empty if the prompts edit none. A remote folder is copied for the context.
-
-    Raises:
-        DataError: The table is missing or damaged.
-    """
+    """Paths of the pictures by prompt id; empty if the prompts edit none. A remote folder is copied for the context."""
     with input_dir(location) as folder:
         rows = read_table(folder / INDEX, "pictures").to_pylist()
         yield {row["prompt_id"]: folder / row["picture"] for row in rows}

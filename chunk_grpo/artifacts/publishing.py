@@ -71,21 +71,12 @@ class Publication:
 
 
 def publish(workspace: Path, destination: Location, run: RunFacts, models: bool = False) -> Publication:
-    """Copy params.yaml, dvc.lock and artifacts/ of a workspace to `destination`/PRESET.
+    """Copy params.yaml, dvc.lock and artifacts/ of a workspace, in which no stage runs, to `destination`/PRESET.
 
     Files that are published already, by `run.json` and their size, are not copied again; files only of an older run are
-    removed. After an error or a kill no file is partial, and the next call completes the publication.
-
-    Args:
-        workspace: Local folder with params.yaml. No stage may be running in it.
-        destination: Folder or URL.
-        run: Run that made the files.
-        models: Whether to copy *.safetensors as well; otherwise they stay in DVC's cache.
-
-    Raises:
-        ConfigError: The preset's name is not a valid folder name.
-        DataError: There is nothing to publish, a file cannot be read or written or has changed meanwhile, the
-            destination has a run.json of another program, or another publication of the preset has started there.
+    removed; *.safetensors stay in DVC's cache without `models`. After an error or a kill no file is partial, and the
+    next call completes the publication. DataError if there is nothing to publish, a file has changed meanwhile, the
+    destination has a run.json of another program, or another publication of the preset has started there.
     """
     if not PLAIN_NAME.fullmatch(run.preset):
         raise ConfigError(f"preset: must be letters, digits, '.', '_' and '-' to name a folder, got {run.preset!r}")

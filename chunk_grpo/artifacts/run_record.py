@@ -68,11 +68,7 @@ class RunRecord:
 
 
 def read_record(location: Location) -> RunRecord:
-    """Read a `run.json` that `publish` wrote.
-
-    Raises:
-        DataError: The file is missing, unreadable, or was not written by `publish`.
-    """
+    """Read a `run.json` that `publish` wrote."""
     remedy = "Choose another destination, or delete this file: all files are then copied again."
     try:
         found: Any = read_json(location)
@@ -94,16 +90,7 @@ def read_record(location: Location) -> RunRecord:
 
 
 def published_text(folder: Location, record: RunRecord, name: str) -> str:
-    """Read the text of a published file of the record's run.
-
-    Args:
-        folder: Folder of the preset.
-        record: Content of its `run.json`.
-        name: Path of the file below the folder.
-
-    Raises:
-        DataError: The file is missing, or is not of the record's run.
-    """
+    """Text of a published file, by its path in a preset's folder; DataError unless it is of the record's run."""
     text = read_text(join(folder, name)) if record.complete else ""
     found = PublishedFile(len(text.encode()), hashlib.sha256(text.encode()).hexdigest())
     if found != record.files.get(name):

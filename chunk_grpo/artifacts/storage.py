@@ -51,15 +51,9 @@ def join(location: Location, *parts: str) -> str:
 
 @contextmanager
 def output_file(location: Location) -> Iterator[Path]:
-    """Yield a local draft; on exit it is moved or uploaded to `location` in one step.
+    """Yield a local draft of that name; on exit it is moved or uploaded to `location` in one step.
 
-    After an error the draft is removed, and the previous file at `location` is unchanged.
-
-    Args:
-        location: Path or URL of the file; missing folders are created.
-
-    Yields:
-        Path of the draft; it has the name and suffix of `location`.
+    Missing folders are created. After an error the draft is removed, and the previous file at `location` is unchanged.
     """
     with _output(location) as draft:
         yield draft
@@ -158,13 +152,9 @@ def check_writable(location: Location) -> None:
 
 
 def find_files(location: Location, pattern: str) -> list[str]:
-    """Find the files below a folder whose relative path matches a glob pattern.
+    """Sorted paths or URLs of the files in a folder whose relative path matches a glob pattern, such as `*/*.parquet`.
 
-    Returns paths or URLs, sorted.
-
-    Args:
-        location: Folder.
-        pattern: Glob pattern, for example `*/*.parquet`; `**` matches everything below.
+    `**` matches everything below.
     """
     with storage_errors("read", location):
         files = filesystem(location)

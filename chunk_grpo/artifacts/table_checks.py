@@ -29,13 +29,9 @@ _Broken = tuple[str, str, pa.ChunkedArray]
 def check_rows(
     table: pa.Table, schema: TableSchema, location: Location, of: Mapping[str, object] | None = None
 ) -> None:
-    """Check the columns that the table has, and its key if it has all columns of it.
+    """Check the columns that the table has, but no nested ones, and its key if it has all columns of it.
 
-    Args:
-        table: Rows of a table; nested columns are not checked.
-        schema: Its schema.
-        location: Its place, for messages.
-        of: Column to the value of every row: whose table it must be.
+    `location` is for messages. `of` has a column's value in every row: whose table it must be.
     """
     check_nulls(table, schema, location)
     for broken in _broken(table, schema, of or {}):

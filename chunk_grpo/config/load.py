@@ -28,13 +28,9 @@ MAX_DEPTH = 50
 
 
 def load_params(path: str | Path = "params.yaml") -> Params:
-    """Read and check a parameter file.
+    """Read and check a parameter file; ConfigError if it cannot be read or parsed, or lists all broken rules.
 
     The parser is the one DVC uses (YAML 1.2), so that both read the same values.
-
-    Raises:
-        ConfigError: The file cannot be read, is not YAML, holds a key twice, or breaks a rule; the message lists all
-            broken rules.
     """
     return parse_params(read_raw_params(path), str(path))
 
@@ -45,11 +41,7 @@ def read_raw_params(path: str | Path = "params.yaml") -> Mapping[str, Any]:
 
 
 def parse_params(raw: Mapping[str, Any], source: str = "params") -> Params:
-    """Check parameters that are already parsed; `source` names their file in messages.
-
-    Raises:
-        ConfigError: Rules are broken; the message lists all of them.
-    """
+    """Check parsed parameters; ConfigError lists all broken rules, and `source` names the file in it."""
     values = tuples(raw)
     refused = [*hidden_names(values), *forbidden_texts(values)]
     named = {problem.path for problem in refused}

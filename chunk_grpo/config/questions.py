@@ -22,10 +22,9 @@ class ListedQuestion:
 
 
 def parse_questions(metadata: Mapping[str, object]) -> tuple[ListedQuestion, ...]:
-    """Questions of a prompt's metadata, in their order. Other fields of them and of a question do not matter.
+    """Questions of a prompt's metadata, in their order; ValueError names a malformed one and the rule.
 
-    Raises:
-        ValueError: There are none, or one is malformed; the message names it and the rule.
+    Other fields of the metadata and of a question do not matter.
     """
     listed = metadata.get(FIELD)
     if not isinstance(listed, list) or not listed:

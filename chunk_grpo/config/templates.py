@@ -42,14 +42,9 @@ class Template:
 
 
 def parse_template(text: str, names: Sequence[str] = ("prompt",)) -> Template:
-    """Parse a template.
+    """Parse a text with fields: {prompt}, {metadata.KEY}, and others in `names`, which have no dot.
 
-    Args:
-        text: Text with fields: {prompt}, {metadata.KEY}, and others in `names`. {{ and }} are single braces.
-        names: Names of the fields without a dot.
-
-    Raises:
-        ValueError: A field is unknown, or a brace is single; the message gives its position.
+    {{ and }} are single braces. ValueError with the position if a field is unknown, or a brace is single.
     """
     return Template(tuple(_pieces(text, names)))
 

@@ -43,14 +43,8 @@ def check_prompts(
 ) -> CheckedPrompts:
     """Check all prompts, except for their number of tokens; refuse, drop, change or keep those that break a rule.
 
-    Args:
-        rows: Prompts as read; an empty text is an empty prompt, None a record that cannot be read.
-        rules: Actions for suspicious prompts.
-        findings: Problems of the records found so far; problems of the prompts are added.
-        notes: Notes for the report.
-
-    Raises:
-        DataError: Problems are refused, or no prompt remains.
+    Of `rows` as read an empty text is an empty prompt, None a record that cannot be read. `findings` has the problems
+    of the records so far; problems of the prompts are added. DataError if problems are refused, or no prompt remains.
     """
     kept: list[PromptRow] = []
     first: dict[Hashable, PromptRow] = {}
@@ -93,19 +87,11 @@ def drop_long(checked: CheckedPrompts, rules: PromptChecks, limits: TokenLimits)
 def check_lengths(
     rows: Sequence[PromptRow], report: PromptReport | None, rules: PromptChecks, limits: TokenLimits
 ) -> PromptReport | None:
-    """Find prompts that a text encoder would truncate.
+    """Find prompts in use, in any order, that a text encoder would truncate; report them, or refuse them together.
 
     Here `too_long: drop` acts like `keep`: `drop_long` has dropped what can be dropped. What is left was generated in a
-    certain number, or is one of a benchmark's questions.
-
-    Args:
-        rows: Prompts in use, in any order.
-        report: Report of reading them; None: generated prompts, whose `line` is their number in the draw.
-        rules: Actions; only `too_long` is used.
-        limits: Token limits of the text encoders.
-
-    Returns:
-        Report with the findings; None for generated prompts without findings.
+    certain number, or is one of a benchmark's questions. Generated prompts have no `report` of reading them, and get
+    one only if there are findings; their `line` is their number in the draw.
     """
     drawn_here = report is None
     if report is None:

@@ -68,18 +68,11 @@ class _Kind(NamedTuple):
 
 
 def coco_prompts(count: int, seed: int, part: Part = "all") -> list[PromptRow]:
-    """Draw prompts; the six tags of GenEval alternate.
+    """Draw prompts; the six tags of GenEval, the categories, alternate. Metadata are the record; line counts from 1.
 
     A content of a tag repeats only after all its contents were drawn, and a prompt only after all contents were drawn
-    in all forms: 320 prompts of the smallest tag, single_object (256 in `train`, 64 in `eval`).
-
-    Args:
-        count: Number of prompts, >= 0.
-        seed: Seed of the random draw.
-        part: Part of the contents; `train` and `eval` share no content for any seeds.
-
-    Returns:
-        The prompts; category is the tag, metadata the record, line counts from 1.
+    in all forms: 320 prompts of the smallest tag, single_object (256 in `train`, 64 in `eval`). The parts `train` and
+    `eval` share no content for any seeds.
     """
     if count < 0:
         raise ValueError(f"count must be >= 0, got {count}")

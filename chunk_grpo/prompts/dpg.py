@@ -31,20 +31,12 @@ _COLUMNS = ("item_id", "proposition_id", "dependency", "tuple", "question_natura
 
 
 def read_dpg(location: Location, rules: PromptChecks, count: int | None = None) -> CheckedPrompts:
-    """Read dpg_bench.csv.
+    """Read dpg_bench.csv, of which `count` prompts are taken from the beginning (None: all).
 
-    Args:
-        location: Path or URL.
-        rules: Actions for suspicious prompts. Duplicates are not dropped, because each item has its own questions:
-            `duplicates: drop` acts like `keep`.
-        count: Number of prompts taken from the beginning; None: all. A note says if they are not all of DPG-Bench's.
-
-    Returns:
-        The prompts; metadata has `item_id` and `questions`, as chunk_grpo.config.questions describes, each with
-        `category`, such as "entity - whole". A prompt's line is that of its first question.
-
-    Raises:
-        DataError: A row lacks a value; an item has two texts, repeats an id, or has a parent that it lacks.
+    Metadata have `item_id` and `questions`, as chunk_grpo.config.questions describes, each with `category`, such as
+    "entity - whole". A prompt's line is that of its first question. Duplicates are not dropped, because each item has
+    its own questions: `duplicates: drop` acts like `keep`. A note says if the prompts are not all of DPG-Bench's.
+    DataError if a row lacks a value, or an item has two texts, repeats an id, or has a parent that it lacks.
     """
     source = str(location)
     findings = Findings([source])

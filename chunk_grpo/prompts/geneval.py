@@ -33,15 +33,9 @@ _OPPOSITE = {"left of": "right of", "above": "below"}
 
 
 def read_geneval(location: Location, rules: PromptChecks, limit: int | None = None) -> CheckedPrompts:
-    """Read a file in the format of evaluation_metadata.jsonl.
+    """Read a file in the format of evaluation_metadata.jsonl, up to `limit` records (None: all).
 
-    Args:
-        location: Path or URL.
-        rules: Actions for suspicious prompts.
-        limit: Number of records read from the beginning; None: all.
-
-    Returns:
-        The prompts; category is the tag, metadata the whole record.
+    The category is the tag, the metadata the whole record.
     """
     source = str(location)
     findings = Findings([source])

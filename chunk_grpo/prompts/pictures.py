@@ -20,19 +20,11 @@ RATIO = 0.02
 def check_pictures(
     checked: CheckedPrompts, folder: Path, shape: tuple[int, int], rules: PromptChecks
 ) -> CheckedPrompts:
-    """Find the pictures of all prompts and check them by their headers.
+    """Find the pictures of all prompts of a file in `folder` and check them by their headers.
 
-    Args:
-        checked: Prompts of a file, each with the name of its picture.
-        folder: Folder of the file.
-        shape: Height and width of the images, to which the pictures will be resized.
-        rules: Actions; `records` for what cannot be read, `pictures` for other ratios.
-
-    Returns:
-        The prompts with the paths of their pictures, and a report with what was dropped or will be cropped.
-
-    Raises:
-        DataError: Problems are refused, or no prompt remains.
+    They will be resized to `shape`, height and width of the images. `rules.records` is for what cannot be read,
+    `rules.pictures` for other ratios. The prompts that are kept get the paths of their pictures; DataError if problems
+    are refused, or no prompt remains.
     """
     report = checked.report
     findings = Findings(report.sources, report.unit)

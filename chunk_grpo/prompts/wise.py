@@ -51,25 +51,15 @@ def read_wise(
     missing_ids: Literal["refuse", "report"] = "refuse",
     count: int | None = None,
 ) -> CheckedPrompts:
-    """Read WISE's files.
+    """Read WISE's files, of which `count` prompts are taken from the beginning (None: all).
 
-    Args:
-        locations: One or more paths or URLs.
-        version: Version of the benchmark.
-        rules: Actions for suspicious prompts. Duplicates are not dropped, because each id is a separate question:
-            `duplicates: drop` acts like `keep`. With rewritten prompts `duplicates` is always `keep`, because
-            several of WISE's own rewritten prompts are equal. Both are reported.
-        rewritten: Files with a replacement prompt for each id.
-        missing_ids: Action when the files lack ids from 1 to 1000.
-        count: Number of prompts taken from the beginning; None: all. A note lists the missing ids.
+    Metadata have `wise_id` (whole number), `explanation` (text) and, with `rewritten` files, whose prompts replace the
+    texts, `original_prompt` (text). Lines are row numbers in `locations`. Duplicates are not dropped, because each id
+    is a separate question: `duplicates: drop` acts like `keep`. With rewritten prompts `duplicates` is always `keep`,
+    because several of WISE's own are equal. Both are reported, and a note lists the missing ids.
 
-    Returns:
-        The prompts; metadata has `wise_id` (whole number), `explanation` (text) and, with rewritten prompts,
-        `original_prompt` (text). Lines are row numbers in `locations`.
-
-    Raises:
-        DataError: A file is missing or not JSON; a record lacks a field; an id is repeated, out of range, in the wrong
-            category or without a rewritten prompt; or ids are missing with `missing_ids: refuse`.
+    DataError if a file is missing or not JSON; if a record lacks a field; if an id is repeated, out of range, in the
+    wrong category or without a rewritten prompt; or if ids are missing with `missing_ids: refuse`.
     """
     findings = Findings([str(location) for location in (*locations, *rewritten)], "row")
     rows = _rows(locations, version, findings, original=True)
