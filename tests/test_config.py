@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from chunk_grpo.config import Params, load_params, parse_params
 from chunk_grpo.config.families import family_names
-from chunk_grpo.config.models import EqualPlan
+from chunk_grpo.config.models import EqualPlan, chunk_count
 from chunk_grpo.config.notices import notices
 from chunk_grpo.config.scorer_settings import ScorerSettings
 from chunk_grpo.errors import ConfigError
@@ -303,7 +303,7 @@ def test_values_that_do_not_fit_together_are_named(edits: dict[str, object], pat
 
 @pytest.mark.parametrize(("size", "count"), [(1, 16), (3, 6), (4, 4), (16, 1)])
 def test_chunks_of_an_equal_plan_are_counted_with_the_shorter_last_one(size: int, count: int) -> None:
-    assert EqualPlan(kind="equal", chunk_size=size).chunk_count(16) == count
+    assert chunk_count(EqualPlan(kind="equal", chunk_size=size), 16) == count
 
 
 def test_any_scorer_may_judge_prompts_of_wise() -> None:

@@ -146,20 +146,11 @@ class StepPlan(Section):
 
     kind: Literal["step"]
 
-    def chunk_count(self, num_sde_steps: int) -> int:
-        """K for a trajectory with `num_sde_steps` noisy steps."""
-        return num_sde_steps
-
 
 class SinglePlan(Section):
     """All steps are one chunk: the sequence ratio."""
 
     kind: Literal["single"]
-
-    def chunk_count(self, num_sde_steps: int) -> int:
-        """K for a trajectory with `num_sde_steps` noisy steps."""
-        del num_sde_steps  # one chunk, however long
-        return 1
 
 
 class ListedPlan(Section):
@@ -169,11 +160,6 @@ class ListedPlan(Section):
     sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     """Steps of each chunk, from noise to image; their sum is `sampling.num_steps` - 1. Source: App. B.1."""
 
-    def chunk_count(self, num_sde_steps: int) -> int:
-        """K; the rule plans_fit_steps checks the sizes against `num_sde_steps`."""
-        del num_sde_steps
-        return len(self.sizes)
-
 
 class EqualPlan(Section):
     """Chunks of one size; the last may be shorter."""
@@ -181,10 +167,6 @@ class EqualPlan(Section):
     kind: Literal["equal"]
     chunk_size: PositiveInt
     """Steps of a chunk, at most `sampling.num_steps` - 1. Source: Table 3."""
-
-    def chunk_count(self, num_sde_steps: int) -> int:
-        """K for a trajectory with `num_sde_steps` noisy steps."""
-        return -(-num_sde_steps // self.chunk_size)
 
 
 class GuidedPlan(Section):
@@ -194,11 +176,6 @@ class GuidedPlan(Section):
     num_chunks: PositiveInt
     """Number of chunks; each has at least two steps. Source: App. B.1."""
 
-    def chunk_count(self, num_sde_steps: int) -> int:
-        """K, `num_chunks`."""
-        del num_sde_steps
-        return self.num_chunks
-
 
 class AdaptivePlan(Section):
     """Chunks per trajectory, from its own relative L1 curve; none is longer than `max_size`."""
@@ -207,15 +184,25 @@ class AdaptivePlan(Section):
     max_size: PositiveInt
     """Steps of the largest chunk, at most `sampling.num_steps` - 1."""
 
-    def chunk_count(self, num_sde_steps: int) -> int:
-        """The smallest K that a trajectory with `num_sde_steps` noisy steps can get."""
-        return -(-num_sde_steps // self.max_size)
-
 
 PlanParams = Annotated[
     StepPlan | SinglePlan | ListedPlan | EqualPlan | GuidedPlan | AdaptivePlan,
     Field(discriminator="kind"),
 ]
+
+
+def chunk_count(plan: PlanParams, num_sde_steps: int) -> int:
+    """K for a trajectory with `num_sde_steps` noisy steps; of an adaptive plan the smallest."""
+    match plan:
+        case SinglePlan():
+            return 1
+        case ListedPlan():
+            return len(plan.sizes)
+        case EqualPlan(chunk_size=size) | AdaptivePlan(max_size=size):
+            return -(-num_sde_steps // size)
+        case GuidedPlan():
+            return plan.num_chunks
+    return num_sde_steps
 
 
 class ChunksParams(Section):

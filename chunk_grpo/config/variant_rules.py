@@ -13,6 +13,7 @@ from chunk_grpo.config.models import (
     PlanParams,
     SamplingParams,
     StepPlan,
+    chunk_count,
 )
 from chunk_grpo.config.problems import Problem, known_name, show
 from chunk_grpo.config.resolved import resolve
@@ -61,7 +62,7 @@ def fixed_plans_where_needed(variants: Variants, chunks: ChunksParams, sampling:
             reason = f"a plan for all trajectories; {variant.plan!r} is adaptive"
         elif variant.window or variant.branching:
             reason = "noise in all steps; with a window or branching most steps have none"
-        count = plan.chunk_count(sampling.num_sde_steps)
+        count = chunk_count(plan, sampling.num_sde_steps)
         for key in ("selection", "train_chunks", "clip_ranges", "chunk_rewards", "credit"):
             value = getattr(variant, key)
             if value in (None, "uniform", "image"):
@@ -211,7 +212,7 @@ def _candidates(variant: VariantParams, plan: PlanParams, num_sde_steps: int) ->
         return variant.window.num_steps, "window.num_steps"
     if variant.train_chunks is not None:
         return len(variant.train_chunks), "train_chunks"
-    return plan.chunk_count(num_sde_steps), f"plan {variant.plan!r}"
+    return chunk_count(plan, num_sde_steps), f"plan {variant.plan!r}"
 
 
 def noise_is_possible(variants: Variants, sampling: SamplingParams) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from chunk_grpo.config import Params, TrainParams, VariantParams
+from chunk_grpo.config.models import chunk_count
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def scored_images(params: Params, name: str, prompts: Mapping[str, int]) -> Scor
 def _judged_for_an_image(params: Params, own: VariantParams) -> int:
     """Images that a scorer judges for each of the P G images of an iteration."""
     if own.credit == "chunk-gains":
-        return 1 + params.chunks.plans[own.plan].chunk_count(params.sampling.num_sde_steps)
+        return 1 + chunk_count(params.chunks.plans[own.plan], params.sampling.num_sde_steps)
     return own.branching.points if own.branching else 1
 
 
