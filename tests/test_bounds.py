@@ -1,13 +1,12 @@
-"""Numbers far out of range are refused with their bound: none of them may cost memory, hours or a whole training."""
+"""Numbers far out of range are refused with their bound: none of them may cost memory, hours or a whole training.
 
-import pytest
+tests/infra/test_reference.py compares each bound with docs/parameters.md.
+"""
 
 from tests.drills.changes import get, leaves
 from tests.params_edits import RAW, problems, put
 
 LARGEST_SEED = 2**63 - 1
-COCO = {"kind": "coco", "count": 6, "seed": 0}
-LORA = {"rank": 8, "alpha": 8.0, "targets": ["to_q"]}
 
 HARMLESS = {
     "train.learning_rate": "a factor",
@@ -31,43 +30,6 @@ def test_every_number_has_an_upper_bound_or_a_reason_to_have_none() -> None:
     unbounded = {path for path in NUMBERS if not problems(put(path, 10**30))}
     unbounded |= {path for path in NUMBERS if not problems(put(path, 1e300))}
     assert unbounded == set(HARMLESS)
-
-
-BOUNDS = {
-    LARGEST_SEED: "train.seeds.2 train.heldout.seed prompts.seed generate.seed report.seed "
-    "prompts.benchmarks.more.seed",
-    1_000_000: "prompts.benchmarks.more.count prompts.train_count prompts.eval_count prompts.wise_count "
-    "train.iterations",
-    86_400: "train.reward_away_seconds",
-    65_536: "encode.batch_size profile.batch_size train.rollout_batch_size train.micro_batch_size "
-    "generate.batch_size "
-    "scorers.shapes-exact.batch_size",
-    10_000: "profile.num_seeds generate.images_per_prompt train.heldout.images_per_prompt train.group_size",
-    4096: "train.lora.rank model.max_sequence_length",
-    1000: "model.guidance_scale sampling.shift",
-    10: "sampling.eta variants.chunk.eta",
-}
-
-
-@pytest.mark.parametrize(("path", "most"), [(path, most) for most in BOUNDS for path in BOUNDS[most].split()])
-def test_bound_is_inclusive(path: str, most: int) -> None:
-    there = (put("prompts.benchmarks.more", COCO), put("train.lora", LORA))
-    assert problems(*there, put(path, most)) == []
-    name = path.replace("seeds.2", "seeds[2]")
-    assert problems(*there, put(path, most + 1)) == [f"{name}: must be <= {most}, got {most + 1}"]
-
-
-@pytest.mark.parametrize("section", ["model", "generate"])
-@pytest.mark.parametrize("side", ["height", "width"])
-def test_the_sides_of_an_image(section: str, side: str) -> None:
-    assert problems(put(f"{section}.{side}", 4096)) == []
-    assert problems(put(f"{section}.{side}", 8192)) == [f"{section}.{side}: must be <= 4096, got 8192"]
-
-
-@pytest.mark.parametrize("path", ["sampling.shift", "generate.shift", "sampling.eta", "variants.chunk.eta"])
-def test_values_below_which_the_sampler_breaks_down(path: str) -> None:
-    assert problems(put(path, 0.001)) == []
-    assert problems(put(path, 1e-30)) == [f"{path}: must be >= 0.001, got 1e-30"]
 
 
 def test_the_noise_seeds_of_the_profile_end_with_the_last() -> None:
