@@ -31,15 +31,14 @@ def token(monkeypatch: pytest.MonkeyPatch) -> None:
         (f"abfs://account:{SECRET}@host/p.txt", "abfs://***@host/p.txt"),
     ],
 )
-@pytest.mark.parametrize(
-    "key", ["model.checkpoint", "report.title", "prompts.seed", "prompts.source", "variants.dance.plan"]
-)
-def test_a_user_or_password_of_a_url_is_refused_and_masked(url: str, told: str, key: str) -> None:
+def test_a_user_or_password_of_a_url_is_refused_and_masked(url: str, told: str) -> None:
     """Whatever type the key has, and whichever rule would fail first."""
-    message = "\n".join(problems(put(key, url)))
+    keys = ("model.checkpoint", "report.title", "prompts.seed", "prompts.source", "variants.dance.plan")
+    message = "\n".join(problems(*(put(key, url) for key in keys)))
     assert SECRET not in message
-    assert f"{key}: no text may hold the user or password of a URL" in message
-    assert f"got {told!r}" in message
+    for key in keys:
+        assert f"{key}: no text may hold the user or password of a URL" in message
+    assert message.count(f"got {told!r}") >= len(keys)
 
 
 @pytest.mark.parametrize(

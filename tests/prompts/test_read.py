@@ -124,12 +124,12 @@ class TestDialects:
         message = refused(write(tmp_path / "p.csv", "prompt;text\na;b;c\n"))
         assert "line 2: 3 fields, but the header has 2 (text with a semicolon needs quotes):" in message
 
-    def test_a_hundred_thousand_lines_take_seconds(self, tmp_path: Path) -> None:
-        lines = "".join(f'"a cat, number {number}",text {number}\n' for number in range(100_000))
+    def test_many_lines_take_seconds(self, tmp_path: Path) -> None:
+        lines = "".join(f'"a cat, number {number}",text {number}\n' for number in range(30_000))
         path = write(tmp_path / "p.csv", "prompt,text\n" + lines)
         start = time.process_time()
-        assert len(checked(path).rows) == 100_000
-        assert time.process_time() - start < 20
+        assert len(checked(path).rows) == 30_000
+        assert time.process_time() - start < 6
 
 
 class TestMetadata:
