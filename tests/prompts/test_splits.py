@@ -251,41 +251,35 @@ PLAIN = [f"prompt {n}" for n in range(24)]
 
 
 def test_stage_reports_checks_of_prompt_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    lines = [*(f" {prompt}" for prompt in PLAIN), "prompt 3", "b" * 100]
-    made = prepared(tmp_path, lines, eval_count=9, duplicates="drop")
+    """In the log, by split in checks.json, and each prompt in findings.csv; other columns are for scorers."""
+    texts = [*(f" {prompt}" for prompt in PLAIN), *["prompt 3"] * 30, "a\u200bb", "b" * 100]
+    lines = ["prompt,text", *(f"{text},SIGN {text.strip()}" for text in texts)]
+    made = prepared(tmp_path, lines, "a.csv", eval_count=9, duplicates="drop", characters="drop")
     table = read_table(str(made.artifacts / "prompts" / "training.parquet"), "prompts")
     assert table.num_rows == 25
+    for row in table.to_pylist():
+        assert json.loads(row["metadata"]) == {"text": f"SIGN {row['prompt']}"}
     told = checks_of(made)["train"]
-    assert (told["read"], told["kept"], told["used"]) == (26, 25, 16)
+    assert (told["read"], told["kept"], told["used"]) == (56, 25, 16)
     by_kind = {finding["what"]: (finding["action"], finding["count"]) for finding in told["findings"]}
-    assert by_kind["duplicates"] == ("drop", 1)
+    assert by_kind["duplicates"] == ("drop", 30)
     assert by_kind["whitespace around the prompt"] == ("strip", 24)
     assert ("keep", 1) in [entry for name, entry in by_kind.items() if "CLIP" in name]
-    assert "train: a.txt: 16 of 26 prompts taken, 25 passed the checks" in caplog.messages
-    assert "eval: a.txt: 9 of 26 prompts taken, 25 passed the checks" in caplog.messages
-
-
-def test_findings_file_lists_every_invalid_prompt(tmp_path: Path) -> None:
-    lines = [*PLAIN, *["prompt 3"] * 30, "a\u200bb"]
-    made = prepared(tmp_path, lines, duplicates="drop", characters="drop")
-    table = list(csv.DictReader((made.artifacts / "prompts" / "findings.csv").open()))
-    assert [int(row["number"]) for row in table] == [*range(25, 55), 55]
-    assert table[29] == {
-        "split": "train",
-        "source": "a.txt",
-        "unit": "line",
-        "number": "54",
-        "problem": "duplicates",
-        "action": "drop",
-        "message": "the same prompt as in line 4: 'prompt 3'",
-    }
-
-
-def test_columns_of_a_file_are_kept_for_the_scorers(tmp_path: Path) -> None:
-    made = prepared(tmp_path, ["prompt,text", *(f"prompt {n},SIGN {n}" for n in range(24))], "a.csv")
-    for name in ("training", "evaluation"):
-        for row in read_table(str(made.artifacts / "prompts" / f"{name}.parquet"), "prompts").to_pylist():
-            assert json.loads(row["metadata"]) == {"text": row["prompt"].replace("prompt", "SIGN")}
+    assert "train: a.csv: 16 of 56 prompts taken, 25 passed the checks" in caplog.messages
+    assert "eval: a.csv: 9 of 56 prompts taken, 25 passed the checks" in caplog.messages
+    found = list(csv.DictReader((made.artifacts / "prompts" / "findings.csv").open()))
+    assert [int(row["number"]) for row in found if row["action"] == "drop"] == [*range(26, 56), 56]
+    assert [row for row in found if row["number"] == "55"] == [
+        {
+            "split": "train",
+            "source": "a.csv",
+            "unit": "line",
+            "number": "55",
+            "problem": "duplicates",
+            "action": "drop",
+            "message": "the same prompt as in line 5: 'prompt 3'",
+        }
+    ]
 
 
 def checks_of(made: Workspace) -> Any:
@@ -326,15 +320,6 @@ def test_truncated_prompts_are_reported_once_by_line(tmp_path: Path) -> None:
     assert "sequence length" not in errors
 
 
-def test_captions_of_the_toy_world_fit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    made = new_workspace(tmp_path)
-    assert made.run("prepare_prompts") == 0
-    assert checks_of(made) == {}
-    assert [said for said in caplog.messages if "prompts are used" not in said] == []
-    for count, limit in token_limits("flux", str(CHECKPOINT), None, 8).values():
-        assert max(count(spec.prompt) for spec in (*all_prompts(), *knowledge_prompts())) <= limit
-
-
 def test_file_is_read_once_and_checked_before_tokenizers_load(tmp_path, monkeypatch, capsys):
     read: list[object] = []
     monkeypatch.setattr(
@@ -349,9 +334,13 @@ def test_file_is_read_once_and_checked_before_tokenizers_load(tmp_path, monkeypa
     assert "line 2: an empty prompt" in capsys.readouterr().err
 
 
-def test_a_new_benchmark_changes_nothing_that_is_trained_on(tmp_path: Path) -> None:
+def test_captions_of_the_toy_world_fit_and_a_new_benchmark_leaves_what_is_trained_on(tmp_path, caplog):
     made = new_workspace(tmp_path)
     assert made.run("prepare_prompts") == 0
+    assert checks_of(made) == {}
+    assert [said for said in caplog.messages if "prompts are used" not in said] == []
+    for count, limit in token_limits("flux", str(CHECKPOINT), None, 8).values():
+        assert max(count(spec.prompt) for spec in (*all_prompts(), *knowledge_prompts())) <= limit
     before = made.files()
     made.edit(lambda raw: raw["prompts"]["benchmarks"].update(things=coco(6)))
     assert made.run("prepare_prompts") == 0
