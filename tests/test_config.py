@@ -66,18 +66,10 @@ JUDGED: dict[str, object] = {"prompts.benchmarks.more": LEGACY, "scorers.judge":
 
 
 def test_a_kind_of_scorer_declares_its_class_its_network_and_its_scale() -> None:
-    with pytest.raises(TypeError, match="Forgetful must declare NETWORK and SCORER"):
+    with pytest.raises(TypeError, match="Forgetful must declare NETWORK, SCALE, SCORER"):
 
         class Forgetful(ScorerSettings):
             kind: typing.Literal["forgetful"]
-
-    class Unbounded(ScorerSettings):
-        SCORER = "somewhere:Unbounded"
-        NETWORK = None
-        kind: typing.Literal["unbounded"]
-
-    with pytest.raises(TypeError, match="value_scale"):
-        Unbounded(kind="unbounded", splits=("eval",), batch_size=1)
 
 
 @pytest.mark.parametrize(

@@ -67,12 +67,9 @@ SETTINGS = """
 class DummyScorer(ScorerSettings):
     SCORER = "chunk_grpo.scorers.dummy:Dummy"
     NETWORK = NO_NETWORK
+    SCALE = UNIT
 
     kind: Literal["dummy"]
-
-    @property
-    def value_scale(self) -> Scale:
-        return UNIT
 
 """
 DVC_STAGE = """\
@@ -108,7 +105,7 @@ EDITS: dict[str, dict[str, list[tuple[str, str]] | str]] = {
     "a scorer": {
         "chunk_grpo/config/scorers.py": [
             ("AnyScorer = Annotated[\n", "    DummyScorer |\n"),
-            ('        return Scale("defined by the scorer")\n', SETTINGS),
+            ('their content is part of its identity, like its code."""\n', SETTINGS),
         ],
         "chunk_grpo/scorers/NAME.py": SCORER,
     },

@@ -136,11 +136,8 @@ def forget_recorded(root: Path = Path(), remove_copies: Callable[[str], None] | 
 def add_files(digest: "hashlib._Hash", locations: Iterable[Location]) -> None:
     """Add the content of each file to a digest."""
     for location in locations:
-        content = hashlib.sha256()
         with input_file(location) as path, path.open("rb") as stream:
-            while block := stream.read(2**24):
-                content.update(block)
-        digest.update(content.digest())
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
 
 
 def _md5(path: Path) -> str:

@@ -204,6 +204,7 @@ class QuestionsScorer(JudgeSettings):
     """A judge answers the questions that the metadata of a prompt lists, each with yes or no; DPG-Bench's rule."""
 
     SCORER = "chunk_grpo.scorers.judging.questions:Questions"
+    SCALE = Scale("share of questions, 0 to 1", 0, 1)
     DATA_FIELDS = ("metadata_keys",)
 
     kind: Literal["questions"]
@@ -220,11 +221,6 @@ class QuestionsScorer(JudgeSettings):
     def metadata_keys(self) -> tuple[str, ...]:
         """Keys of the metadata that `template` asks for, besides the questions."""
         return parse_template(self.template, QUESTION_FIELDS).keys
-
-    @property
-    def value_scale(self) -> Scale:
-        """Scale of the values."""
-        return Scale("share of questions, 0 to 1", 0, 1)
 
     def check_data(self, prompt: str, metadata: Mapping[str, object]) -> None:
         """Check that the metadata has questions, and what `template` asks for."""

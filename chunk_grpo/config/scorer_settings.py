@@ -1,7 +1,6 @@
 """Settings common to scorers of params.yaml: the section's base classes and the types of its values."""
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from math import inf, isfinite
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -101,7 +100,7 @@ NO_NETWORK = Network(0, 0.0)
 """The scorer takes no GPU: rules, models on the CPU, or a judge elsewhere."""
 
 
-class ScorerSettings(Section, ABC):
+class ScorerSettings(Section):
     """Settings common to all scorers, and what each kind declares: its class, its network and its scale."""
 
     SCORER: ClassVar[str]
@@ -112,6 +111,9 @@ class ScorerSettings(Section, ABC):
 
     NETWORK: ClassVar[Network | None]
     """Network by which a run is planned; None: not known, which the plan says."""
+
+    SCALE: ClassVar[Scale]
+    """Scale of the values, of a kind whose settings do not change it; others have a `value_scale` of their own."""
 
     NON_SCORING_FIELDS: ClassVar[frozenset[str]] = frozenset({"splits", "batch_size"})
     """Settings that cannot change a score: the choice of images and the cost of scoring."""
@@ -130,16 +132,14 @@ class ScorerSettings(Section, ABC):
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
         """Require the declarations of a kind where it is defined."""
         super().__pydantic_init_subclass__(**options)
-        missing = {"SCORER", "NETWORK"} - set(dir(cls)) if "kind" in cls.model_fields else set()
-        if missing:
-            raise TypeError(
-                f"{cls.__name__} must declare {' and '.join(sorted(missing))} (CONTRIBUTING.md, Add a scorer)"
-            )
+        needed = {"SCORER", "NETWORK"} | ({"SCALE"} if cls.value_scale is ScorerSettings.value_scale else set())
+        if "kind" in cls.model_fields and (missing := needed - set(dir(cls))):
+            raise TypeError(f"{cls.__name__} must declare {', '.join(sorted(missing))} (CONTRIBUTING.md, Add a scorer)")
 
     @property
-    @abstractmethod
     def value_scale(self) -> Scale:
         """Scale of the values: a score outside of it is an error."""
+        return self.SCALE
 
     @property
     def images_at_once(self) -> int:

@@ -125,6 +125,7 @@ class ImageRewardScorer(ScorerSettings):
     SCORER = "chunk_grpo.scorers.imagereward:ImageReward"
     # ImageReward.pt, 1.79 GB of float32: BLIP with ViT-L/16 at 224 pixels (197 patches) and BERT base.
     NETWORK = Network(447_000_000, 2 * (0.304e9 * 197 + 0.14e9 * 35))
+    SCALE = Scale("preference, standardised")
 
     kind: Literal["imagereward"]
     model: Weights
@@ -133,11 +134,6 @@ class ImageRewardScorer(ScorerSettings):
     """Tokenizer of bert-base-uncased. Source: the scorers' code."""
     dtype: Dtype
     """Precision of the weights."""
-
-    @property
-    def value_scale(self) -> Scale:
-        """Scale of the values."""
-        return Scale("preference, standardised")
 
 
 class HPSv3Scorer(ScorerSettings):
@@ -148,6 +144,7 @@ class HPSv3Scorer(ScorerSettings):
     # key heads of 128, vocabulary 152064; vision 32 layers, 1280 wide). About 500 tokens: 256 of the image, the rest
     # HPSv3's question; 1024 patches.
     NETWORK = Network(7_746_000_000, 2 * (6.53e9 * 500 + 0.63e9 * 1024))
+    SCALE = Scale("preference, unbounded")
 
     kind: Literal["hpsv3"]
     model: Weights
@@ -158,11 +155,6 @@ class HPSv3Scorer(ScorerSettings):
     dtype: Dtype
     """Precision of the backbone's weights; the head is float32."""
 
-    @property
-    def value_scale(self) -> Scale:
-        """Scale of the values."""
-        return Scale("preference, unbounded")
-
 
 class AestheticScorer(ScorerSettings):
     """LAION's improved aesthetic predictor: a regression head on CLIP's image embeddings; it uses no prompt."""
@@ -170,6 +162,7 @@ class AestheticScorer(ScorerSettings):
     SCORER = "chunk_grpo.scorers.aesthetic:Aesthetic"
     # openai/clip-vit-large-patch14; of it the image encoder, 0.304 billion weights, runs on 257 patches.
     NETWORK = Network(428_000_000, 2 * 0.304e9 * 257)
+    SCALE = Scale("rating, about 1 to 10")
 
     kind: Literal["aesthetic"]
     model: Weights
@@ -179,11 +172,6 @@ class AestheticScorer(ScorerSettings):
     predictor's code: CLIP ViT-L/14."""
     dtype: Dtype
     """Precision of the encoder's weights; the head is float32."""
-
-    @property
-    def value_scale(self) -> Scale:
-        """Scale of the values."""
-        return Scale("rating, about 1 to 10")
 
 
 class GenEvalScorer(ScorerSettings):
@@ -223,6 +211,7 @@ class OcrScorer(ScorerSettings):
     SCORER = "chunk_grpo.scorers.ocr:Ocr"
     EXTRA = "ocr"
     NETWORK = NO_NETWORK
+    SCALE = UNIT
     DATA_FIELDS = ("text_field",)
 
     kind: Literal["ocr"]
@@ -231,11 +220,6 @@ class OcrScorer(ScorerSettings):
     Source: ours; null: Flow-GRPO's code."""
     recogniser: Weights | None = None
     """Folder or hub id with models for rapidocr, one `*det*.onnx` and one `*rec*.onnx`; null: those in the package."""
-
-    @property
-    def value_scale(self) -> Scale:
-        """Scale of the values."""
-        return UNIT
 
     def target(self, prompt: str, metadata: Mapping[str, object]) -> str:
         """Text that an image of the prompt should show; ValueError if there is none."""
@@ -310,6 +294,7 @@ class ExternalScorer(RefusingScorer):
 
     SCORER = "chunk_grpo.scorers.running.external:External"
     NETWORK = None
+    SCALE = Scale("defined by the scorer")
     NON_SCORING_FIELDS = RefusingScorer.NON_SCORING_FIELDS | {
         "files"  # their paths; their content is in the hash of the scorer's code
     }
@@ -323,11 +308,6 @@ class ExternalScorer(RefusingScorer):
     """Keyword arguments of the scorer."""
     files: tuple[Text, ...] = ()
     """Files and folders that the scorer reads; their content is part of its identity, like its code."""
-
-    @property
-    def value_scale(self) -> Scale:
-        """Scale of the values."""
-        return Scale("defined by the scorer")
 
 
 AnyScorer = Annotated[
