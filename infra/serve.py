@@ -17,8 +17,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from chunk_grpo.__main__ import call
 from chunk_grpo.environment import PUBLISH, REPORTS_URL, whole_number
-from chunk_grpo.errors import ChunkGrpoError, DataError
 from chunk_grpo.orchestration.served import AUTH, OUR_STRING, kept_string
 from infra.command_line import command_parser
 from infra.local_prefect import SERVER_STRING, LocalPrefect, stop_on_signals
@@ -49,9 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         console.print("Stopped: server, workers and their flow runs.")
         return 0
-    except (ChunkGrpoError, OSError) as error:
-        console.print(f"error: {error}", markup=False)
-        return error.exit_code if isinstance(error, ChunkGrpoError) else DataError.exit_code
 
 
 def parser() -> argparse.ArgumentParser:
@@ -109,4 +106,4 @@ def _welcome(prefect: LocalPrefect) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(call("serve", sys.argv[1:]))

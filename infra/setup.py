@@ -30,10 +30,11 @@ from prefect.settings import PREFECT_API_URL
 from prefect.types import SecretDict
 from prefect.workers.process import ProcessWorker
 from pydantic import SecretStr
-from rich.console import Console
 
+from chunk_grpo.__main__ import call
 from chunk_grpo.environment import NOTIFY_WEBHOOK
 from chunk_grpo.errors import ConfigError, TransientError
+from infra.command_line import command_parser
 from infra.deployments import PREFECT_FILE, deployments_file, named_pools
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -243,20 +244,15 @@ def _template(text: str) -> tuple[str, Path]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Set up the server; return its exit code."""
+    """Set up the server; return 0."""
     options = vars(parser().parse_args(argv))
-    console = Console(highlight=False, soft_wrap=True)
-    try:
-        SetUp(templates=dict(options.pop("template")), webhook=webhook(), **options).apply()
-    except SetUpError as error:
-        console.print(f"error: {error}", style="bold red", markup=False)
-        return error.exit_code
-    console.print(f"{PREFECT_API_URL.value()} has the work pools, automations and deployments.")
+    SetUp(templates=dict(options.pop("template")), webhook=webhook(), **options).apply()
+    sys.stdout.write(f"{PREFECT_API_URL.value()} has the work pools, automations and deployments.\n")
     return 0
 
 
 def parser() -> argparse.ArgumentParser:
-    own = argparse.ArgumentParser(prog="chunk-grpo setup", description=__doc__)
+    own = command_parser("setup", __doc__)
     text = "number of GPU workers, used as the limit of pool gpu"
     own.add_argument("--gpu-workers", type=int, help=text)
     text = "worker type of the pools with a template"
@@ -271,4 +267,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(call("setup", sys.argv[1:]))

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
-from rich.console import Console
 
+from chunk_grpo.__main__ import call
 from chunk_grpo.environment import NOTIFY_WEBHOOK, REPOSITORY, WORKER_PID
-from chunk_grpo.errors import ConfigError, DataError
+from chunk_grpo.errors import DataError
 from chunk_grpo.orchestration.dvc_state import keep_own_state
 from infra.command_line import command_parser
 from infra.setup import ROOT, SetUpError, connected
@@ -36,18 +36,13 @@ _ALSO_OF_CLIENTS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check the worker's requirements, then exec the worker; return 2 or 3 if one is missing."""
+    """Check the worker's requirements, then exec the worker."""
     options = parser().parse_args(argv)
     repository = Path(os.environ.get(REPOSITORY) or ROOT).resolve()
     home = Path(os.environ.get("PREFECT_HOME") or repository / ".prefect").resolve()
-    try:
-        check(repository, options.pool)
-        own_folder(home)
-        keep_own_state(repository)
-    except (ConfigError, OSError) as error:
-        message = f"error: {error}"
-        Console(stderr=True, highlight=False, soft_wrap=True).print(message, style="bold red", markup=False)
-        return error.exit_code if isinstance(error, ConfigError) else DataError.exit_code
+    check(repository, options.pool)
+    own_folder(home)
+    keep_own_state(repository)
     limit = 1 if options.limit is None and options.pool != "cpu" else options.limit
     name = options.name or f"{socket.gethostname()}-{options.pool}-{os.getpid()}"
     os.chdir(repository)  # prefect.toml
@@ -99,10 +94,13 @@ def check(repository: Path, pool: str) -> None:
 def own_folder(home: Path) -> None:
     """Make PREFECT_HOME, for this user alone: logs, clones and the string of the server are in it.
 
-    OSError if it cannot be made, or belongs to somebody else.
+    DataError if it cannot be made, or belongs to somebody else.
     """
-    home.mkdir(parents=True, exist_ok=True)
-    home.chmod(0o700)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        home.chmod(0o700)
+    except OSError as error:
+        raise DataError(f"PREFECT_HOME: must be a folder of yours: {error}") from error
 
 
 def of_the_server(variable: str) -> bool:
@@ -137,4 +135,4 @@ def command(pool: str, name: str, limit: int | None) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(call("worker", sys.argv[1:]))

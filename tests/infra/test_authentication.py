@@ -58,7 +58,7 @@ def test_commands_in_folder_find_generated_password(tmp_path: Path, make_pipelin
             done = typed(root, port, *words)
             assert done.returncode == 0, done.stdout + done.stderr + "(is this package installed anew? make tools)"
         wrong = typed(root, port, "infra.setup", PREFECT_API_AUTH_STRING="a:b")
-        assert "refuses access (status 401)" in wrong.stdout
+        assert "refuses access (status 401)" in wrong.stderr
         string = (home / AUTH).read_text().strip()
         serve.send_signal(signal.SIGINT)
         assert serve.wait(90) == 0
