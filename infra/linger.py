@@ -9,15 +9,14 @@ the command's.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Sequence
 from types import FrameType
+
+import psutil
 
 from chunk_grpo.guard import adopt_orphans
 from chunk_grpo.stopping import stop_seconds
@@ -41,23 +40,13 @@ def run(command: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pass_on)
     code = process.wait()
-    signalled, deadline = set[int](), time.monotonic() + limit
-    while (left := set(_children())) and time.monotonic() < deadline:
+    signalled, deadline = set[psutil.Process](), time.monotonic() + limit
+    while (left := set(psutil.Process().children())) and time.monotonic() < deadline:  # with adopted ones
         for child in left - signalled:
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGTERM)
+            child.terminate()
         signalled |= left
-        time.sleep(_POLL_SECONDS)
+        psutil.wait_procs(left, _POLL_SECONDS)  # collects those that have ended, too
     return 128 - code if code < 0 else code
-
-
-def _children() -> Iterator[int]:
-    """Ids of the live children of this process, including adopted ones."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    for listed in Path("/proc/self/task").glob("*/children"):
-        yield from map(int, listed.read_text().split())
 
 
 if __name__ == "__main__":
