@@ -34,6 +34,14 @@ def driver_cards() -> list[DriverCard]:
     return [DriverCard(name, int(mib) / 1024 if mib.isdecimal() else None, driver) for name, mib, driver in rows]
 
 
+def visible_gpus() -> list[str]:
+    """GPUs that CUDA_VISIBLE_DEVICES names; all that the driver lists if it is not set."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return [str(number) for number in range(len(driver_cards()))]
+    return [] if listed in HIDING else [device.strip() for device in listed.split(",") if device.strip()]
+
+
 def has_gpu() -> bool:
     """Whether torch sees a GPU.
 

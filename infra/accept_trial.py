@@ -17,7 +17,7 @@ from chunk_grpo.artifacts.manifest import read_manifest
 from chunk_grpo.config import Params, parse_params
 from chunk_grpo.environment import PROCESSES
 from chunk_grpo.git import git, resolved
-from chunk_grpo.gpus import HIDING, DriverCard, driver_cards
+from chunk_grpo.gpus import DriverCard, driver_cards, visible_gpus
 from chunk_grpo.orchestration.clones import make_clone
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.dvc_state import keep_own_state
@@ -35,10 +35,7 @@ ITERATIONS = 3
 
 def visible_cards() -> list[DriverCard]:
     """Cards of the driver that CUDA_VISIBLE_DEVICES leaves: torch would take memory of a card to tell."""
-    cards, visible = driver_cards(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return cards
-    return [] if visible in HIDING else cards[: len(visible.split(","))]
+    return driver_cards()[: len(visible_gpus())]
 
 
 def kind_of(card: DriverCard) -> str | None:

@@ -18,6 +18,13 @@ from types import FrameType
 import httpx
 import psutil
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterParentTaskRunId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    FlowRunFilterTags,
+)
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.settings import (
     PREFECT_API_AUTH_STRING,
@@ -30,14 +37,13 @@ from prefect.states import Cancelled, Cancelling
 from pydantic import SecretStr
 
 from chunk_grpo.environment import PUBLISH, REPORTS_URL
-from chunk_grpo.gpus import driver_cards
+from chunk_grpo.gpus import visible_gpus
 from chunk_grpo.guard import exec_with_parent_death_signal
 from chunk_grpo.orchestration.clones import locked
 from chunk_grpo.orchestration.dvc_state import keep_own_state
 from chunk_grpo.orchestration.served import OUR_STRING, PORT
-from chunk_grpo.stopping import stop_seconds
+from chunk_grpo.stopping import STOP_SIGNALS, stop_seconds
 from infra import worker
-from infra.runs import runs_in
 from infra.setup import ProcessEndedError, SetUp, SetUpError
 
 HOST = "127.0.0.1"
@@ -45,9 +51,9 @@ DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 """PostgreSQL in place of SQLite in PREFECT_HOME. Contains the password."""
 SERVER_STRING = "PREFECT_SERVER_API_AUTH_STRING"
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _START_SECONDS = 120.0
 STOP_MARGIN = 20.0  # added to a stage's stop timeout, for its flow run and the worker
+_PAGE = 200  # flow runs that the server sends at once
 _HURRY_SECONDS = 20.0  # request timeout while stopping
 _LOWEST_PORT, _PORTS = 20_000, 12_000  # for drills and checks
 
@@ -253,14 +259,32 @@ class LocalPrefect:
 
 def _unfinished(client: SyncPrefectClient) -> list[FlowRun]:
     """Unfinished flow runs, except queued ones, which stay in the queue."""
-    live = runs_in(client, [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING])
+    live = _runs_in(client, [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING])
     # Only runs that another run waits for: a schedule has up to a hundred scheduled runs.
-    return [*live, *runs_in(client, [StateType.SCHEDULED], waited_for=True)]
+    return [*live, *_runs_in(client, [StateType.SCHEDULED], waited_for=True)]
+
+
+def _runs_in(client: SyncPrefectClient, states: Sequence[StateType], *, waited_for: bool = False) -> list[FlowRun]:
+    """All flow runs of our deployments in the given states.
+
+    `waited_for`: only those that another flow run started and waits for.
+    """
+    wanted = FlowRunFilter(
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(states))),
+        tags=FlowRunFilterTags(all_=["chunk-grpo"]),
+    )
+    if waited_for:
+        wanted.parent_task_run_id = FlowRunFilterParentTaskRunId(is_null_=False)
+    found, offset = dict[object, FlowRun](), 0  # a run that changes during paging may be on two pages
+    while page := client.read_flow_runs(flow_run_filter=wanted, limit=_PAGE, offset=offset):
+        found.update({run.id: run for run in page})
+        offset += len(page)
+    return list(found.values())
 
 
 def stop_on_signals() -> None:
     """Make SIGTERM and SIGHUP (terminal closed) act like Ctrl-C, so that `running` stops everything."""
-    for number in _STOP_SIGNALS:
+    for number in STOP_SIGNALS:
         # Keep SIGHUP ignored under nohup.
         if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
@@ -268,17 +292,9 @@ def stop_on_signals() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt once, and ignore further signals: a second Ctrl-C would leave processes behind."""
-    for stop_signal in _STOP_SIGNALS:
+    for stop_signal in STOP_SIGNALS:
         signal.signal(stop_signal, signal.SIG_IGN)
     raise KeyboardInterrupt
-
-
-def visible_gpus() -> list[str]:
-    """GPUs in CUDA_VISIBLE_DEVICES; if it is not set, all GPUs that the driver lists."""
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is not None:
-        return [device.strip() for device in listed.split(",") if device.strip()]
-    return [str(number) for number in range(len(driver_cards()))]
 
 
 def shares(devices: Sequence[str], workers: int) -> list[dict[str, str]]:

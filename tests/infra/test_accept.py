@@ -15,7 +15,7 @@ from chunk_grpo.__main__ import call
 from chunk_grpo.config import parse_params
 from chunk_grpo.errors import DataError
 from chunk_grpo.git import git
-from chunk_grpo.gpus import DriverCard
+from chunk_grpo.gpus import DriverCard, visible_gpus
 from chunk_grpo.orchestration.outcomes import StageFailed
 from chunk_grpo.orchestration.presets import composed, overridden
 from chunk_grpo.planning.machines import GPUS
@@ -48,13 +48,14 @@ def test_a_card_is_known_by_the_drivers_name(name: str, gib: float, kind: str | 
 
 def test_the_driver_lists_the_cards_that_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     two = [DriverCard("NVIDIA H200", 143771 / 1024, "580.159")] * 2
-    monkeypatch.setattr("infra.accept_trial.driver_cards", lambda: two)
-    for visible, count in (("", 0), ("-1", 0), ("1", 1), ("0,1", 2)):
+    for module in ("chunk_grpo.gpus", "infra.accept_trial"):
+        monkeypatch.setattr(f"{module}.driver_cards", lambda: two)
+    for visible, names in (("", []), ("-1", []), ("1", ["1"]), ("2, GPU-5f0c", ["2", "GPU-5f0c"])):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert len(visible_cards()) == count
+        assert (visible_gpus(), len(visible_cards())) == (names, len(names))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     cards = visible_cards()
-    assert cards == two
+    assert (visible_gpus(), cards) == (["0", "1"], two)
     planned = machine_of(cards, None, None)
     assert (planned.gpu, planned.gpus) == ("H200", 2)
     assert planned.memory_bytes == pytest.approx(143771 * 2**20)

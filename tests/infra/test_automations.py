@@ -9,7 +9,7 @@ from prefect.client.orchestration import get_client
 from prefect.events.schemas.automations import EventTrigger
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from infra import runs
+from infra import local_prefect
 from infra.local_prefect import LocalPrefect, _unfinished
 from infra.setup import AUTOMATIONS, automations, set_up_automations
 from tests.infra.deployment_files import template
@@ -87,7 +87,7 @@ def test_runs_are_found_on_all_pages(served: LocalPrefect, monkeypatch: pytest.M
     wanted = {parent["id"], *(made(state=pending) for _ in range(7))}
     wanted.add(made(state=later, parent_task_run_id=task["id"]))
     others = [made(state=later) for _ in range(7)]
-    monkeypatch.setattr(runs, "_PAGE", 3)
+    monkeypatch.setattr(local_prefect, "_PAGE", 3)
     with temporary_settings({PREFECT_API_URL: f"{served.url}/api"}), get_client(sync_client=True) as client:
         assert wanted <= {str(run.id) for run in _unfinished(client)}
         assert not {str(run.id) for run in _unfinished(client)} & set(others)
