@@ -1,4 +1,4 @@
-"""Queries of a git repository."""
+"""Queries of a git repository. A RuntimeError has what git says of a folder, commit or name that it refuses."""
 
 from __future__ import annotations
 
@@ -19,15 +19,7 @@ _SUBJECT = "Uncommitted edits, for a run"
 
 
 def resolved(repository: Path, commit: str) -> str:
-    """Full hash of a commit.
-
-    Args:
-        repository: Folder inside the repository.
-        commit: Any name that git resolves to a commit.
-
-    Raises:
-        RuntimeError: The folder is not in a git repository, or the commit does not exist.
-    """
+    """Full hash of a commit, by any name that git resolves to one."""
     return git(repository, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}").strip()
 
 
@@ -43,17 +35,8 @@ def uncommitted(repository: Path) -> list[str]:
 def commit_of_working_tree(repository: Path) -> str:
     """Commit of the files as they are: HEAD with all edits, and the new files that git does not ignore.
 
-    No branch has the commit; files, index and branches of the repository stay as they are. Without edits it is HEAD. An
-    uncommitted dvc.lock is no edit, as in `uncommitted`.
-
-    Args:
-        repository: Root of the repository.
-
-    Returns:
-        Full hash. Other repositories do not have the commit.
-
-    Raises:
-        RuntimeError: The folder is not a git repository, or has no commit.
+    No branch has the commit, nor has another repository; files, index and branches stay as they are. Without edits it
+    is HEAD. An uncommitted dvc.lock is no edit, as in `uncommitted`. `repository` is its root.
     """
     return _commit(repository, _SUBJECT, "--all", ".", ":(exclude)dvc.lock")
 
@@ -62,15 +45,8 @@ def save_experiment(clone: Path, repository: Path, name: str) -> None:
     """Save params.yaml and dvc.lock of a clone as an experiment of DVC in another repository.
 
     An experiment is a commit on the one that it started from, named by a reference; `dvc exp show` lists it. Here git
-    makes it, because `dvc exp save` in two clones or worktrees of one repository mixes their files (ADR 24).
-
-    Args:
-        clone: Root of a clone whose HEAD has been checked out, and which has a dvc.lock.
-        repository: Repository that gets the experiment; an earlier one of that name on the same commit is replaced.
-        name: Name without slashes.
-
-    Raises:
-        RuntimeError: The repository cannot be written, or the name is not a name of git.
+    makes it, because `dvc exp save` in two clones or worktrees of one repository mixes their files (ADR 24). An earlier
+    one of that name, which has no slashes, on the same commit is replaced.
     """
     head = resolved(clone, "HEAD")
     commit = _commit(clone, f"Run {name}", "--force", "params.yaml", "dvc.lock")
@@ -101,15 +77,9 @@ def is_of_working_tree(repository: Path, commit: str) -> bool:
 
 
 def git(folder: Path, *arguments: str, index: Path | None = None) -> str:
-    """Run git in a folder and return its output. Ignores GIT_* variables, which a surrounding git hook may set.
+    """Run git in a folder and return its output; `index` takes the place of the repository's own.
 
-    Args:
-        folder: Folder inside a repository.
-        *arguments: Arguments of git.
-        index: Index in place of the repository's own.
-
-    Raises:
-        RuntimeError: git failed; the message is git's.
+    Ignores GIT_* variables, which a surrounding git hook may set.
     """
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     if index is not None:
