@@ -48,11 +48,7 @@ _REFUSALS = (
         ConfigError.exit_code,
         "Keep one side of each conflict in dvc.lock, or delete it: results that the cache has are restored.",
     ),
-    (
-        r"dvc\.yaml' is invalid",
-        ConfigError.exit_code,
-        "Mend dvc.yaml, or take it from git: `git checkout dvc.yaml`.",
-    ),
+    (r"dvc\.yaml' is invalid", ConfigError.exit_code, "Mend dvc.yaml, or take it from git: `git checkout dvc.yaml`."),
     (
         r"is busy, it is being blocked by|Unable to acquire lock",
         Stopped.exit_code,
@@ -73,19 +69,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     require_clone(ROOT)
     params.check()
     check_writable(ROOT / LOG)
-    patience = stop_seconds() + STOP_MARGIN
     with locked(ROOT / LOCK, wait=False) as is_free:
         if not is_free:
             raise TransientError(
                 f"{ROOT}: another `chunk-grpo run` is active in this folder; run again when it has ended"
             )
-        return _run(patience)
+        return _run()
 
 
-def _run(patience: float) -> int:
+def _run() -> int:
     with tempfile.TemporaryDirectory(prefix="chunk-grpo-") as folder:
         stages = Path(folder, "stages.jsonl")
-        code, stopped_by = waited(reproduce(stages, patience))
+        code, stopped_by = waited(reproduce(stages))
         lines = stages.read_text(encoding="utf-8").splitlines() if stages.exists() else []
     record = [json.loads(line) for line in lines]
     if code == 0:
@@ -108,11 +103,9 @@ def parser() -> argparse.ArgumentParser:
     return command_parser("run", __doc__)
 
 
-def reproduce(record: Path, patience: float) -> subprocess.Popen[bytes]:
-    """Start the stages that are due; `record` gets what became of each.
-
-    From a stop to SIGKILL a stage has `patience` seconds.
-    """
+def reproduce(record: Path) -> subprocess.Popen[bytes]:
+    """Start the stages that are due; `record` gets what became of each."""
+    patience = stop_seconds() + STOP_MARGIN  # from a stop to SIGKILL
     (ROOT / LOG).parent.mkdir(exist_ok=True)
     (ROOT / LOG).unlink(missing_ok=True)
     sys.stdout.flush()

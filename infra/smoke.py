@@ -28,20 +28,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="smoke")
     parser.add_argument("--force", action="store_true", help="run every stage, cached or not")
-    parser.add_argument("--root", type=Path, default=ROOT, help="the repository (default: this one)")
     arguments = parser.parse_args()
     parameters = json.dumps({"preset": arguments.preset, "force": arguments.force})
     command = ["prefect", "deployment", "run", "chunk-grpo/full", "--params", parameters, "--watch"]
     console = Console(highlight=False, soft_wrap=True)
     stop_on_signals()
     with tempfile.TemporaryDirectory(prefix="chunk-grpo-smoke-") as home:
-        root, start = arguments.root.resolve(), time.monotonic()
-        server = LocalPrefect(root=root, home=Path(home), port=free_port(), auth=new_string())
+        start = time.monotonic()
+        server = LocalPrefect(root=ROOT, home=Path(home), port=free_port(), auth=new_string())
         try:
             with server.running():
                 console.print(f"Server, workers and deployments are up after {time.monotonic() - start:.1f} s")
                 start = time.monotonic()
-                code = subprocess.run(command, cwd=root, env=server.environment, check=False).returncode
+                code = subprocess.run(command, cwd=ROOT, env=server.environment, check=False).returncode
                 console.print(f"The flow run took {time.monotonic() - start:.1f} s")
         except KeyboardInterrupt:
             console.print("Stopped: server, workers and the flow run.")

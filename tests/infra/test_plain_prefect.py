@@ -13,7 +13,7 @@ import yaml
 from prefect.blocks.system import Secret
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from infra.local_prefect import DATABASE, LocalPrefect, free_port, stop_trees
+from infra.local_prefect import LocalPrefect, free_port, stop_trees
 from tests.waiting import wait_for
 
 from .conftest import ask, start_run, state
@@ -64,17 +64,9 @@ def has(variable: str, value: str) -> bool:
     return value in found
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgres"])
-def test_a_run_completes(
-    database: str,
-    tmp_path: Path,
-    make_pipeline: Callable[[Path], Path],
-    environment: dict[str, str],
-    request: pytest.FixtureRequest,
-) -> None:
+def test_a_run_completes(tmp_path: Path, make_pipeline: Callable[[Path], Path], environment: dict[str, str]) -> None:
     root = make_pipeline(tmp_path / "root")
-    server = {DATABASE: request.getfixturevalue("postgres")[0]} if database == "postgres" else {}
-    prefect = LocalPrefect(root=root, home=tmp_path / "home", port=free_port(), server=server)
+    prefect = LocalPrefect(root=root, home=tmp_path / "home", port=free_port())
     environment |= {"PREFECT_API_URL": f"{prefect.url}/api"}
 
     def command(*words: str) -> None:

@@ -1,6 +1,7 @@
 """chunk-grpo run: the last lines on the screen, and the exit code, of a small pipeline of its own."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,13 +19,12 @@ from chunk_grpo.config import load_params
 from chunk_grpo.orchestration.clones import locked
 from infra import run
 from tests.conftest import ROOT
+from tests.forked_dvc import forked_dvc
 from tests.waiting import has_ended, wait_for
 
 WORK = """
 import pathlib, signal, sys, time
 what, out = sys.argv[1:]
-if what == "fails":
-    sys.exit(int(pathlib.Path("code").read_text()))
 if what == "sentence":
     print("error: params.yaml: wrong", file=sys.stderr)
     sys.exit(2)
@@ -58,18 +58,23 @@ sys.exit(call("run", []))
 """
 
 
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("template") / "root"
+    root.mkdir()
+    forked_dvc(root, "init", "--no-scm", "--quiet")
+    (root / "work.py").write_text(WORK)
+    (root / "params.yaml").write_text("a: 1\n")
+    return root
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A pipeline of a stage `first`, and a stage `second` that needs it and does what the test writes."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
-    root = tmp_path / "root"
-    root.mkdir()
-    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], cwd=root, check=True)
-    (root / "work.py").write_text(WORK)
-    (root / "params.yaml").write_text("a: 1\n")
-    return root
+    return Path(shutil.copytree(empty, tmp_path / "root"))
 
 
 def started(root: Path, what: str) -> subprocess.Popen[str]:
@@ -126,18 +131,23 @@ def test_the_sentence_of_a_stage_is_the_last_line(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "sentence"),
+    ("code", "sentence"),
     [
-        ("fails", "error: stage second failed with exit code 1: its last lines are above;"),
-        ("killed", "error: stage second was ended by SIGKILL: if you did not end it,"),
+        (1, "stage second failed with exit code 1: its last lines are above;"),
+        (-9, "stage second was ended by SIGKILL: if you did not end it,"),
     ],
 )
-def test_a_stage_without_a_sentence_is_named(what: str, sentence: str, folder: Path) -> None:
-    (folder / "code").write_text("1")
-    code, said = ended(folder, what)
+def test_a_stage_without_a_sentence_is_named(code: int, sentence: str) -> None:
+    found, said = run.reason({"stage": "second", "code": code}, run.LOG)
+    assert found == 1
+    assert said.startswith(sentence)
+    assert said.endswith(f"DVC's lines are in {run.LOG}")
+
+
+def test_a_killed_stage_ends_the_run(folder: Path) -> None:
+    code, said = ended(folder, "killed")
     assert code == 1
-    assert said[-1].startswith(sentence)
-    assert said[-1].endswith(f"DVC's lines are in {folder / run.LOG}")
+    assert said[-1].startswith("error: stage second was ended by SIGKILL: ")
 
 
 def test_what_dvc_itself_refuses_is_the_last_line(folder: Path) -> None:
@@ -150,16 +160,8 @@ def test_what_dvc_itself_refuses_is_the_last_line(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "code", "advice"),
     [
-        (
-            "'./dvc.lock' is invalid (possible merge conflicts).\n\nWhile scanning",
-            2,
-            "or delete it: results that the",
-        ),
-        (
-            "failed to reproduce 'a': 'b' is busy, it is being blocked by:\n  (PID 7): c",
-            75,
-            "Another run is active",
-        ),
+        ("'./dvc.lock' is invalid (possible merge conflicts).\n\nWhile scanning", 2, "or delete it: results that the"),
+        ("failed to reproduce 'a': 'b' is busy, it is being blocked by:\n  (PID 7): c", 75, "Another run is active"),
         ("Unable to acquire lock. Most likely another DVC process is running", 75, "Another run is active"),
         ("failed to reproduce 'a': output 'b.json' does not exist", 3, "The stage ended without its result"),
         ("anything else", 1, "DVC's lines are in"),
@@ -211,11 +213,7 @@ def test_dvc_ends_with_the_command(folder: Path) -> None:
     ("spoil", "code", "said"),
     [
         (lambda root: (root / "logs").write_text("a file"), 3, "logs/dvc.log: cannot write: Not a directory"),
-        (
-            lambda root: (root / ".git").rmdir(),
-            2,
-            "must be a clone of the repository, for git and DVC, got a folder w",
-        ),
+        (lambda root: (root / ".git").rmdir(), 2, "must be a clone of the repository, for git and DVC, got a folder w"),
     ],
     ids=["not writable", "no git"],
 )

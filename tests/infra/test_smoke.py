@@ -26,7 +26,7 @@ def test_server_start_failure_is_reported(monkeypatch: pytest.MonkeyPatch, capsy
 @pytest.mark.slow
 def test_a_run_that_fails_is_reported(tmp_path: Path, make_pipeline: Callable[[Path], Path]) -> None:
     root = make_pipeline(tmp_path / "root")
-    command = [sys.executable, "-m", "infra.smoke", "--root", str(root), "--preset", "nonsense"]
+    command = [sys.executable, "-m", "infra.smoke", "--preset", "nonsense"]
     result = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert result.returncode == 1
     assert "nonsense" in result.stdout.replace("\n", "")
