@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,11 +27,12 @@ from rich.table import Table
 from chunk_grpo.artifacts import read_parts, read_table
 from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, DataError
+from chunk_grpo.library.scoring import GROUP, whole_groups
 from chunk_grpo.progress import Meter
 from chunk_grpo.scorers.geneval.folders import OriginalResult, read_results, write_prompt_folder
 from chunk_grpo.scorers.geneval.rules import overall, tag_means
 
-BASE, BASE_SEED = "base", -1
+BASE = "base"
 
 
 def prompts_of(location: str, split: str) -> list[dict[str, Any]]:
@@ -43,10 +44,7 @@ def prompts_of(location: str, split: str) -> list[dict[str, Any]]:
 
 
 def chosen_rows(
-    options: argparse.Namespace,
-    location: str,
-    kind: Literal["images", "scores"],
-    columns: Sequence[str] | None = None,
+    options: argparse.Namespace, location: str, kind: Literal["images", "scores"], columns: Sequence[str] | None = None
 ) -> list[dict[str, Any]]:
     """Rows of the mode and the training seed in `options`, with these columns, by default all.
 
@@ -55,11 +53,11 @@ def chosen_rows(
     rows = [row for part in read_parts(location, kind, columns) for row in part.to_pylist()]
     there = sorted({(row["mode"], row["train_seed"]) for row in rows})
     seeds = ", ".join(str(seed) for mode, seed in there if mode == options.mode) or "none"
-    if options.train_seed is None and options.mode != BASE:
+    if options.train_seed is None:
         raise ConfigError(
             f"--train-seed: required with --mode {options.mode}; {location} has the seeds {seeds} in this mode"
         )
-    chosen = [row for row in rows if (row["mode"], row["train_seed"]) == (options.mode, seed_of(options))]
+    chosen = [row for row in rows if is_chosen(options, row)]
     if not chosen:
         modes = ", ".join(sorted({mode for mode, _ in there})) or "none"
         raise DataError(
@@ -69,43 +67,35 @@ def chosen_rows(
     return chosen
 
 
-def seed_of(options: argparse.Namespace) -> int:
-    """Training seed in the tables; -1 for the base."""
-    return BASE_SEED if options.train_seed is None else int(options.train_seed)
+def is_chosen(options: argparse.Namespace, row: Mapping[str, Any]) -> bool:
+    return (row["mode"], row["train_seed"]) == (options.mode, options.train_seed)
 
 
 def named(options: argparse.Namespace) -> str:
     """Mode and seed, for messages."""
-    return f"in mode {options.mode} of training seed {seed_of(options)}"
+    return f"in mode {options.mode} of training seed {options.train_seed}"
 
 
 def write(options: argparse.Namespace) -> None:
     """Write one folder per prompt, with the images of one mode and training seed."""
     prompts = prompts_of(options.prompts, options.split)
-    chosen = chosen_rows(options, options.images, "images", ["mode", "train_seed", "prompt_id"])
-    left = Counter(row["prompt_id"] for row in chosen)
-    missing = [prompt["prompt_id"] for prompt in prompts if prompt["prompt_id"] not in left]
+    chosen = chosen_rows(options, options.images, "images", GROUP)
+    groups = Counter(tuple(row[name] for name in GROUP) for row in chosen)
+    missing = sorted({prompt["prompt_id"] for prompt in prompts} - {row["prompt_id"] for row in chosen})
     if missing:
         raise DataError(
             f"{options.images}: must hold images of every prompt of {options.split!r} {named(options)}, got none of "
             f"{missing[0]!r} and {len(missing) - 1} others"
         )
     numbers = {prompt["prompt_id"]: number for number, prompt in enumerate(prompts)}
-    pictures: dict[str, list[dict[str, Any]]] = {}  # of prompts whose pictures are not all read yet
+    rows = (row for part in read_parts(options.images, "images") for row in part.to_pylist())
+    wanted = (row for row in rows if row["prompt_id"] in numbers and is_chosen(options, row))
     with Meter("writing folders", len(prompts)) as meter:
-        for row in (row for part in read_parts(options.images, "images") for row in part.to_pylist()):
-            name = row["prompt_id"]
-            if name not in numbers or (row["mode"], row["train_seed"]) != (options.mode, seed_of(options)):
-                continue
-            pictures.setdefault(name, []).append(row)
-            left[name] -= 1
-            if left[name]:
-                continue
-            ordered = sorted(pictures.pop(name), key=lambda row: int(row["sample"]))
-            prompt = prompts[numbers[name]]
-            record = {**json.loads(prompt["metadata"]), "prompt": prompt["prompt"]}
-            images = [row["image"]["bytes"] for row in ordered]
-            write_prompt_folder(Path(options.out), numbers[name], record, images)
+        for group in whole_groups(wanted, groups, 1):
+            number = numbers[group[0]["prompt_id"]]
+            record = {**json.loads(prompts[number]["metadata"]), "prompt": prompts[number]["prompt"]}
+            images = [row["image"]["bytes"] for row in sorted(group, key=lambda row: int(row["sample"]))]
+            write_prompt_folder(Path(options.out), number, record, images)
             meter.advance(1)
 
 
@@ -167,16 +157,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_argument("--split", default="geneval", help="split of the prompts (default: geneval)")
         command.add_argument("--mode", default=BASE, help="mode of the images: base, tuned or hybrid (default: base)")
         command.add_argument(
-            "--train-seed",
-            type=int,
-            help="training seed of the variant; required with modes tuned and hybrid",
+            "--train-seed", type=int, help="training seed of the variant; required with modes tuned and hybrid"
         )
         command.set_defaults(run=run)
     options = parser.parse_args(argv)
+    if options.mode == BASE and options.train_seed is None:
+        options.train_seed = -1  # as in the tables
     try:
         options.run(options)
     except ChunkGrpoError as error:
-        Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False)
+        sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     return 0
 

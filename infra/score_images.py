@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +41,6 @@ from chunk_grpo.scorers.running.placing import place_scorer
 from chunk_grpo.scorers.running.spec import spec_of
 from chunk_grpo.stopping import STOP
 from infra.command_line import command_parser
-from infra.image_folder import ImageFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -84,10 +85,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     with STOP.raised():
         _score(options)
     return 0
-
-
-def _say(text: str) -> None:
-    Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)
 
 
 def read_scorers(name: str) -> ScorersFile:
@@ -139,7 +136,8 @@ def _score(options: argparse.Namespace) -> None:
     files = read_image_folder(folder, options.prompts, options.prompt_field, options.picture_field)
     location = options.prompts or str(folder / INDEX)
     if ignored := not_taken(folder, files, location):
-        _say(f"{folder}: not scored, since no prompt names it or it is no image: {some_of(ignored)}")
+        why = "not scored, since no prompt names it or it is no image"
+        sys.stderr.write(f"{folder}: {why}: {some_of(ignored)}\n")
     out = options.out or Path("scores", folder.resolve().name)
     check_writable(str(out / "scores.parquet"))
     done: list[Kept] = []
@@ -154,12 +152,13 @@ def _score(options: argparse.Namespace) -> None:
             _check_groups(key, scorer, files)
         for key, scorer in scorers.items():
             spec = spec_of(key, sections.scorers[key], scorer)
-            for part in _by_shape(files):
-                tables = [str(each.path) for each in part.files]
+            for shape in dict.fromkeys(file.shape for file in files):  # a batch has images of one size
+                part = _OfOneSize(file for file in files if file.shape == shape)
+                tables = [str(each.path) for each in part.files.values()]
                 about = (location, *map(str, part.pictures.values()))
                 done.append(kept_scores(spec, scorer.settings, tables, about, str(out / "scores.parquet")))
                 found = score_rows(key, scorer, part, part.prompts, done[-1], Workers(), ALL_REFUSED, part.pictures)
-                rows += [_row(part.file_of(row), row) for row in found]
+                rows += [_row(part.files[row["prompt_id"], row["sample"]], row) for row in found]
             scorer.close()  # before the next one is loaded
     places = {file.name: number for number, file in enumerate(files)}
     rows.sort(key=lambda row: (names.index(row["scorer"]), places[row["image"]]))
@@ -172,10 +171,34 @@ def _score(options: argparse.Namespace) -> None:
     _show(rows, names, out)
 
 
-def _by_shape(files: Sequence[ImageFile]) -> Iterator[ImageFolder]:
-    """The images of each size; a batch has one."""
-    for shape in dict.fromkeys(file.shape for file in files):
-        yield ImageFolder([file for file in files if file.shape == shape])
+class _OfOneSize:
+    """Images of one size, in the form of the tables that the stage `score` reads. Files are read when needed."""
+
+    def __init__(self, files: Iterable[ImageFile]) -> None:
+        """Number the prompts: images with the same text, metadata and picture to edit are a group."""
+        numbers: dict[tuple[str, str, Path | None], str] = {}
+        samples = Counter[str]()
+        self.files: dict[tuple[str, int], ImageFile] = {}
+        """The images by prompt id and sample."""
+        for file in files:
+            name = numbers.setdefault((file.prompt, file.metadata, file.picture), f"{len(numbers):06d}")
+            self.files[name, samples[name]] = file
+            samples[name] += 1
+        self.prompts = {name: {"prompt": text, "metadata": data} for (text, data, _), name in numbers.items()}
+        """Rows of prompts by prompt id."""
+        self.pictures = {name: path for (_, _, path), name in numbers.items() if path is not None}
+        """Pictures of which images are edits, by prompt id."""
+        self.groups = Counter[tuple[Any, ...]]({("base", -1, name): count for name, count in samples.items()})
+        """Number of images of each group."""
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Rows of images/1, in the order of the files."""
+        for (name, sample), file in self.files.items():
+            of = {"policy": "", "mode": "base", "train_seed": -1, "prompt_id": name, "sample": sample}
+            yield {**of, "image": {"bytes": file.path.read_bytes(), "path": file.name}}
 
 
 def _check_groups(key: str, scorer: Scorer, files: Sequence[ImageFile]) -> None:
