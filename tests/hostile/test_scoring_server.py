@@ -65,7 +65,7 @@ def test_random_value_in_any_field_is_scored_or_rejected(url: str) -> None:
     with httpx.Client() as client:
         assert checked(client.post(f"{url}/score", content=json.dumps(good()))) == 200
         for path in PATHS:
-            for value in random_.sample(VALUES, 9):
+            for value in random_.sample(VALUES, 5):
                 message = good()
                 put(message, path, value)
                 statuses.append(checked(client.post(f"{url}/score", content=json.dumps(message))))
@@ -75,7 +75,7 @@ def test_random_value_in_any_field_is_scored_or_rejected(url: str) -> None:
 def test_damaged_bodies_are_scored_or_rejected(url: str) -> None:
     random_, line = random.Random(48), json.dumps(good()).encode()
     with httpx.Client() as client:
-        for _ in range(150):
+        for _ in range(60):
             body = bytearray(line)
             for _ in range(random_.choice((1, 3, 40))):
                 body[random_.randrange(len(body))] = random_.randrange(256)

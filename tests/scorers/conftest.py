@@ -39,7 +39,7 @@ def make_wise(judge_server: JudgeServer, tmp_path: Path) -> Callable[..., Wise]:
     return make
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def params(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A params.yaml with the scorer `odd`."""
     return write_params(tmp_path_factory.mktemp("server") / "params.yaml", KEY, settings())

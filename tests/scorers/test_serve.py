@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,18 +14,29 @@ import pytest
 
 from chunk_grpo.__main__ import call
 from chunk_grpo.errors import DataError, TransientError
+from chunk_grpo.scorers.base import Scores
 from chunk_grpo.scorers.running.external import External
 from tests.scorers.odd_scorers import KEY, batch
 from tests.scorers.servers import ServerProcess, client
 from tests.scorers.test_server import TOKEN, VARIABLE, expected
 from tests.waiting import wait_for
 
+Start = Callable[..., tuple[ServerProcess, Future[Scores]]]
+
 
 @pytest.fixture
-def start(params: Path) -> Iterator[Callable[..., ServerProcess]]:
-    """Starts servers as processes, which end with the test."""
+def start(params: Path, pool: ThreadPoolExecutor, tmp_path: Path) -> Iterator[Start]:
+    """Starts servers as processes, which end with the test and score a batch for some seconds."""
     with ExitStack() as stack:
-        yield lambda *options, **variables: stack.enter_context(ServerProcess(params, KEY, *options, **variables))
+
+        def started(seconds: float, *options: str) -> tuple[ServerProcess, Future[Scores]]:
+            server = stack.enter_context(ServerProcess(params, KEY, *options))
+            slow = batch("slow", seconds=seconds, begun=str(tmp_path / "begun"))
+            asked = pool.submit(client(server.url).score, slow)
+            wait_for((tmp_path / "begun").exists, 5.0, "the server")
+            return server, asked
+
+        yield started
 
 
 class TestOptions:
@@ -59,12 +70,9 @@ class TestOptions:
 
 class TestEnd:
     def test_sigterm_lets_the_running_batch_end_and_refuses_those_that_wait(
-        self, start: Callable[..., ServerProcess], pool: ThreadPoolExecutor, tmp_path: Path
+        self, start: Start, pool: ThreadPoolExecutor
     ) -> None:
-        server = start()
-        slow = batch("slow", seconds=1.5, begun=str(tmp_path / "begun"))
-        running = pool.submit(client(server.url).score, slow)
-        wait_for((tmp_path / "begun").exists, 5.0, "the server")
+        server, running = start(1.5)
         waiting = pool.submit(client(server.url).score, batch())
         wait_for(lambda: httpx.get(f"{server.url}/health").json()["queue"] == 2, 5.0, "the server")
         server.process.send_signal(signal.SIGTERM)
@@ -73,13 +81,8 @@ class TestEnd:
             waiting.result()
         assert server.process.wait(5.0) == 0
 
-    def test_second_sigterm_ends_server_at_once(
-        self, start: Callable[..., ServerProcess], pool: ThreadPoolExecutor, tmp_path: Path
-    ) -> None:
-        server = start()
-        slow = batch("slow", seconds=60, begun=str(tmp_path / "begun"))
-        asked = pool.submit(client(server.url).score, slow)
-        wait_for((tmp_path / "begun").exists, 5.0, "the server")
+    def test_second_sigterm_ends_server_at_once(self, start: Start) -> None:
+        server, asked = start(60)
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
         assert server.process.poll() is None
@@ -88,12 +91,8 @@ class TestEnd:
         with pytest.raises(TransientError, match=r"failed: status 500|does not answer"):
             asked.result()
 
-    def test_batch_over_time_limit_ends_server(
-        self, start: Callable[..., ServerProcess], pool: ThreadPoolExecutor, tmp_path: Path
-    ) -> None:
-        server = start("--batch-seconds", "0.5")
-        asked = pool.submit(client(server.url).score, batch("slow", seconds=60, begun=str(tmp_path / "begun")))
-        wait_for((tmp_path / "begun").exists, 5.0, "the server")
+    def test_batch_over_time_limit_ends_server(self, start: Start) -> None:
+        server, asked = start(60, "--batch-seconds", "0.5")
         health = httpx.get(f"{server.url}/health").json()
         assert health["state"] == "scoring"
         assert 0 <= health["scoring_seconds"] < 60

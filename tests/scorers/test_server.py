@@ -58,6 +58,17 @@ def url() -> Iterator[str]:
         yield url
 
 
+def head(size: int) -> bytes:
+    return b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % size
+
+
+def connected(url: str, sent: bytes) -> socket.socket:
+    host, port = url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection.sendall(sent)
+    return connection
+
+
 class TestHealth:
     def test_health_reports_identity_and_queue(self) -> None:
         scorer = External(KEY, settings())
@@ -161,38 +172,28 @@ class TestRequests:
 
     def test_a_refused_client_can_send_all_before_it_reads(self, url: str) -> None:
         """Closing a connection with unread bytes would reset it, and take the answer away."""
-        host, port = url.removeprefix("http://").split(":")
-        head = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\n"
-        with socket.create_connection((host, int(port)), timeout=10) as connection:
-            connection.sendall(head + b" " * 9_000_000)
+        with connected(url, head(9_000_000) + b" " * 9_000_000) as connection:
             assert connection.recv(1000).startswith(b"HTTP/1.1 413")
 
     def test_incomplete_request_leaves_the_queue(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(RequestHandler, "timeout", 1.0)
-        host, port = url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port))) as connection:
-            connection.sendall(b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
-            wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == 1, 5.0, "the server")
+        monkeypatch.setattr(RequestHandler, "timeout", 0.3)
+        with connected(url, head(100) + b"{") as connection:
             assert b"408" in connection.recv(1000)
         assert httpx.get(f"{url}/health").json()["queue"] == 0
 
     def test_announced_but_unsent_bodies_hold_no_memory(self, url: str) -> None:
-        host, port = url.removeprefix("http://").split(":")
-        head = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20000\r\n\r\n"
         with ExitStack() as stack:
             for _ in range(60):  # together more than the server holds
-                stack.enter_context(socket.create_connection((host, int(port)))).sendall(head)
+                stack.enter_context(connected(url, head(20_000)))
             wait_for(lambda: httpx.get(f"{url}/health").json()["queue"] == 60, 5.0, "the server")
             assert client(url).score(batch()).values.tolist() == expected(batch())
 
     def test_unfinished_head_closes_connection(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert RequestHandler.timeout == 30.0
         monkeypatch.setattr(RequestHandler, "timeout", 0.3)
-        host, port = url.removeprefix("http://").split(":")
         whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        for first, sent in ((b"", b""), (b"", b"POST /score HTTP/1.1\r\nHost: x\r\nA: "), (whole, b"GET /hea")):
-            with socket.create_connection((host, int(port)), timeout=5) as connection:
-                connection.sendall(first)
+        for first, sent in ((b"", b""), (b"", head(1)[:-4]), (whole, b"GET /hea")):
+            with connected(url, first) as connection:
                 if first:
                     assert connection.recv(10_000).startswith(b"HTTP/1.1 200")
                 connection.sendall(sent)

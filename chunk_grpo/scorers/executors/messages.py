@@ -101,7 +101,10 @@ def read_settings(start: worker_protocol.Start) -> AnyScorer:
 
 
 def encode_batch(batch: ScoreBatch, question: str) -> bytes:
-    """Encode a batch, already checked by `check_batch`, as a message with the id `question`."""
+    """Encode a batch, already checked by `check_batch`, as a message with the id `question`.
+
+    DataError if the metadata of a row cannot be written as JSON.
+    """
     height, width = batch.images.shape[1:3]
     head = {"type": "score", "id": question, "height": height, "width": width}
     rows = []

@@ -125,11 +125,11 @@ class RequestHandler(BaseHTTPRequestHandler):
                 if self._has_left():
                     answer.cancel()
                     raise ConnectionResetError("the client left")
-            error = answer.exception()
-            if error is None:
+            failure = answer.exception()
+            if failure is None:
                 self._send(200, answer.result())
             else:  # the client raises it
-                self._send(500, self._told(error, batch.id))
+                self._send(500, self._told(failure, batch.id))
         finally:
             self.server.count(batches=-1, size=-held)
 

@@ -108,8 +108,8 @@ class ScoringServer(ThreadingHTTPServer):
         self.socket.close()
         self.socket, self.is_private, self.limits = listener, limits is None, limits or _NO_LIMITS
         listener.set_inheritable(False)
-        self._about: Mapping[str, Any] | None = None
-        self._is_known, self.is_leaving, self._lock = threading.Event(), False, threading.Lock()
+        self._about: Future[Mapping[str, Any]] = Future()
+        self.is_leaving, self._lock = False, threading.Lock()
         self._jobs: SimpleQueue[tuple[Batch, Future[Mapping[str, Any]]] | None] = SimpleQueue()
         self._begun: float | None = None
         self._batches, self._held = 0, 0
@@ -140,7 +140,7 @@ class ScoringServer(ThreadingHTTPServer):
     @property
     def is_idle(self) -> bool:
         """Whether the worker is open and does not score."""
-        return self._about is not None and self._begun is None
+        return self._about.done() and self._begun is None
 
     def leave(self) -> None:
         """Refuse the waiting batches, and let `run` end after the batch being scored."""
@@ -153,11 +153,9 @@ class ScoringServer(ThreadingHTTPServer):
 
     def about(self) -> Mapping[str, Any]:
         """The `ready` message, or the error of a worker that could not be opened."""
-        if self.is_private:
-            self._is_known.wait()
-        if self._about is None:
+        if not self.is_private and not self._about.done():
             raise RefusedRequestError(503, "the scorer is loading; retry later", RETRY)
-        return self._about
+        return self._about.result()
 
     def state(self) -> dict[str, Any]:
         """What the server does, for whoever watches it."""
@@ -211,11 +209,9 @@ class ScoringServer(ThreadingHTTPServer):
         except Exception as error:
             if not self.is_private:
                 raise
-            self._about = error_message(error)  # the stage raises it
-            self._is_known.set()
+            self._about.set_result(error_message(error))  # the stage raises it
             return None
-        self._about = ready_message(worker)
-        self._is_known.set()
+        self._about.set_result(ready_message(worker))
         _LOG.info("ready: %s, version %s", worker.name, worker.version)
         return worker
 
