@@ -3,9 +3,6 @@
 import json
 import shlex
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -36,50 +33,7 @@ def test_hanging_server_times_out() -> None:
         hanging.may_end.release()
 
 
-class Stranger(BaseHTTPRequestHandler):
-    """Answers each request by the function `answer` of its server."""
-
-    def do_GET(self) -> None:
-        self.reply(self.server.answer(None))
-
-    def do_POST(self) -> None:
-        self.reply(self.server.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-
-    def reply(self, content: bytes) -> None:
-        if not content:
-            return  # closes the connection
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *arguments: object) -> None:
-        return
-
-
-@pytest.fixture
-def strange_server() -> Iterator[Any]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as server, ThreadPoolExecutor(1) as pool:
-        pool.submit(server.serve_forever, 0.05)
-        yield server
-        server.shutdown()
-
-
-def test_a_server_that_ends_does_not_answer_and_the_error_names_its_command(strange_server: Any) -> None:
-    ready, port = ready_message(worker_for(External(KEY, settings()))), strange_server.server_port
-
-    strange_server.answer = lambda question: b"" if question else json.dumps(ready).encode()
-    scorer = client(f"http://127.0.0.1:{port}")
-    for _ in range(2):
-        with pytest.raises(TransientError) as caught:
-            scorer.score(batch())
-        assert f"the server at http://127.0.0.1:{port} does not answer (" in str(caught.value)
-        assert f"Start it there: `chunk-grpo serve-scorer odd --port {port}`" in str(caught.value)
-        strange_server.shutdown()
-        strange_server.server_close()
-
-
-def test_rejects_answers_of_foreign_server(strange_server: Any) -> None:
+def test_rejects_answers_of_foreign_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """test_messages.py has what makes an answer strange."""
     ready = ready_message(worker_for(External(KEY, settings())))
     scores = {"type": "scores", "spec_hash": ready["spec_hash"], "values": [1.0] * 3, "details": {}, "refused": {}}
@@ -89,9 +43,13 @@ def test_rejects_answers_of_foreign_server(strange_server: Any) -> None:
         (lambda question: scores | {"id": "another"} if question else ready, "answered another question: id must be"),
         (lambda question: scores | {"id": question["id"]} if question else ready, "needs one value for each of 4"),
     ):
-        strange_server.answer = lambda question, answer=answer: json.dumps(answer(question)).encode()
+
+        def request(*arguments: Any, content: Any, answer: Any = answer, **options: Any) -> httpx.Response:
+            return httpx.Response(200, content=json.dumps(answer(json.load(content) if content else None)))
+
+        monkeypatch.setattr(httpx.Client, "request", request)
         with pytest.raises(DataError, match=said):
-            client(f"http://127.0.0.1:{strange_server.server_port}").score(batch())
+            client("http://127.0.0.1:1").score(batch())
 
 
 def test_invalid_url_is_a_configuration_error() -> None:
@@ -143,6 +101,7 @@ def test_the_command_that_is_proposed_starts_a_server(
     monkeypatch.setattr(httpx.Client, "request", unreachable)
     with pytest.raises(TransientError) as caught:
         client(url, token_variable=variable).check()
+    assert f"scorer odd: the server at {url} does not answer (ConnectError: nobody listens). Start" in str(caught.value)
     proposed = shlex.split(str(caught.value).split("`")[1])
     assert proposed == ["chunk-grpo", "serve-scorer", KEY, *command.split()]
     assert serve.main([*proposed[2:], "--params", str(params)]) == 0

@@ -193,16 +193,9 @@ class TestScripts:
         scorer.close()
         other.close()
 
-    @pytest.mark.parametrize(
-        ("do", "kind", "message"),
-        [
-            ("exit", ConfigError, "exit code 1. Last lines of its output:\nno such package"),
-            ("killed", TransientError, "its worker process was ended by SIGKILL, with no output"),
-        ],
-    )
-    def test_worker_start_failure_is_reported(self, do: str, kind: type[Exception], message: str) -> None:
-        with pytest.raises(kind, match=message):
-            scripted(do=do).check()
+    def test_a_worker_that_is_killed_at_its_start_may_be_started_again(self) -> None:
+        with pytest.raises(TransientError, match="its worker process was ended by SIGKILL, with no output"):
+            scripted(do="killed").check()
 
     def test_a_script_that_serves_nothing_cannot_be_started(self, tmp_path: Path) -> None:
         (tmp_path / "worker.py").write_text("print('hello')")
