@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ import pytest
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 
-from chunk_grpo.config.judges import QuestionsScorer, VlmJudgeScorer
+from chunk_grpo.config.judges import NumberReading, QuestionsScorer, VlmJudgeScorer
 from chunk_grpo.config.templates import Slot, parse_template
 from chunk_grpo.errors import DataError
-from chunk_grpo.scorers.judging.reading import NumberByPattern, YesProbability
+from chunk_grpo.scorers.judging.reading import first_tokens, number_in, yes_probability
 from chunk_grpo.scorers.judging.vlm_judge import VlmJudge
 from tests.scorers.judge_cases import STARS, batch_of, vlm_judge
 from tests.scorers.judge_server import JudgeServer, Reply, completion, first_token
@@ -71,7 +70,7 @@ class TestPattern:
         ],
     )
     def test_numbers(self, answer, value):
-        assert NumberByPattern(re.compile(STARS["pattern"]), 1, 5).value(answer) == value
+        assert number_in(answer, NumberReading(**STARS)) == value
 
     @pytest.mark.parametrize(
         ("pattern", "answer", "fault"),
@@ -91,17 +90,16 @@ class TestPattern:
     )
     def test_rejects_answer_without_number_on_scale(self, pattern, answer, fault):
         with pytest.raises(ValueError, match=fault):
-            NumberByPattern(re.compile(pattern), 1, 5).value(answer)
+            number_in(answer, NumberReading(**{**STARS, "pattern": pattern}))
 
     def test_the_unit_scale(self):
-        reading = NumberByPattern(re.compile(r"(\d)"), 1, 5, to_unit=True)
-        assert [reading.value(text) for text in "125"] == [0.0, 0.25, 1.0]
+        reading = NumberReading(**{**STARS, "pattern": r"(\d)", "scale": "unit"})
+        assert [number_in(text, reading) for text in "125"] == [0.0, 0.25, 1.0]
 
 
 class TestYesProbability:
     def value(self, chances: dict[str, float]) -> float:
-        reading = YesProbability()
-        return reading.value(reading.answer(first_token(chances)))
+        return yes_probability(first_tokens(first_token(chances)))
 
     def test_probabilities_of_spellings_are_summed(self):
         chances = {"Yes": 0.4, " yes": 0.1, "YES\n": 0.1, "▁No": 0.1, "no": 0.1, "Yesterday": 0.1, "I": 0.1}
@@ -113,7 +111,7 @@ class TestYesProbability:
 
     def test_two_tokens_of_one_spelling_both_count(self):
         answer = json.dumps([["Yes", math.log(0.25)], ["Yes", math.log(0.25)], ["No", math.log(0.5)]])
-        assert YesProbability().value(answer) == pytest.approx(0.5)
+        assert yes_probability(answer) == pytest.approx(0.5)
 
     @pytest.mark.parametrize(
         ("answer", "fault"),
@@ -128,14 +126,14 @@ class TestYesProbability:
     )
     def test_rejects_answer_without_yes_or_no(self, answer, fault):
         with pytest.raises(ValueError, match=fault):
-            YesProbability().value(answer)
+            yes_probability(answer)
 
     @pytest.mark.parametrize(
         "reply", [completion("Yes"), b"{}", b"<html>", b'{"choices": [{"logprobs": {"content": []}}]}']
     )
     def test_a_reply_without_probabilities_is_refused(self, reply):
         with pytest.raises(ValueError, match=r"no log probabilities of its first token .*does the endpoint offer"):
-            YesProbability().answer(reply)
+            first_tokens(reply)
 
 
 class TestScores:

@@ -8,21 +8,23 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chunk_grpo.config.judges import JudgeSettings, QuestionsScorer, VlmJudgeScorer
+from chunk_grpo.config.templates import METADATA, Template
+from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.base import Need, ScoreBatch, Scores, sources_of
 from chunk_grpo.scorers.judging.answers import AnswerFile
 from chunk_grpo.scorers.judging.client import Judge, Question
-from chunk_grpo.scorers.judging.endpoint import Endpoint
 from chunk_grpo.scorers.judging.reading import answer_text, without_thoughts
 from chunk_grpo.scorers.running.configured import ConfiguredScorer
 from chunk_grpo.scorers.running.fingerprint import spec_hash
 
 Settings = TypeVar("Settings", bound=JudgeSettings)
+WithTemplate = TypeVar("WithTemplate", bound=VlmJudgeScorer | QuestionsScorer)
 
 
 class JudgeScorer(ConfiguredScorer[Settings]):
@@ -34,11 +36,7 @@ class JudgeScorer(ConfiguredScorer[Settings]):
     A subclass sets `version`, and implements `parse` and `score_rows`.
     """
 
-    @property
-    def needs(self) -> frozenset[Need]:  # type: ignore[override]  # of the settings, not of the class
-        """Prompt and metadata, and the pictures if the judge sees a pair."""
-        is_pair = getattr(self.settings, "image", None) == "pair"
-        return frozenset(("prompt", "metadata", *(("sources",) if is_pair else ())))
+    needs: ClassVar[frozenset[Need]] = frozenset({"prompt", "metadata"})
 
     @property
     def fields(self) -> Mapping[str, Any]:
@@ -111,7 +109,7 @@ class JudgeScorer(ConfiguredScorer[Settings]):
 
     @cached_property
     def _judge(self) -> Judge:
-        return Judge(Endpoint(f"scorers.{self.key}", self.settings, self.fields), self.answer)
+        return Judge(f"scorers.{self.key}", self.settings, self.fields, self.answer)
 
     def _take(self, question: Question, answer: str) -> None:
         """Store a well-formed answer, without reasoning; raise ValueError for any other."""
@@ -132,25 +130,44 @@ def question_key(pixels: NDArray[np.uint8], *words: object) -> str:
     return hashlib.sha256(question.encode() + pixels.tobytes()).hexdigest()
 
 
-def question_about(
-    key: str, batch: ScoreBatch, row: int, text: str, label: str, settings: VlmJudgeScorer | QuestionsScorer
-) -> Question:
-    """Question with a user's template, identified by images, system message and text.
+class TemplateScorer(JudgeScorer[WithTemplate]):
+    """A judge whose questions are the user's template, filled in for each image."""
 
-    Args:
-        key: Name of the scorer in params.yaml.
-        batch: Images.
-        row: Row of the image.
-        text: The filled template.
-        label: Name of the question in messages.
-        settings: Section with the system message and the position of the image.
+    @property
+    def needs(self) -> frozenset[Need]:  # type: ignore[override]  # of the settings, not of the class
+        """Prompt and metadata, and the pictures if the judge sees a pair."""
+        return super().needs | ({"sources"} if self.settings.image == "pair" else set())
 
-    Raises:
-        DataError: The judge is to see the picture that the image edits, and there is none.
-    """
-    image, system = np.ascontiguousarray(batch.images[row]), settings.system
-    if settings.image != "pair":
-        first = settings.image == "before"
-        return Question(question_key(image, system, text), label, system, text, (image,), images_first=first)
-    pair = np.stack([sources_of(key, batch)[row], image])
-    return Question(question_key(pair, system, text), label, system, text, tuple(pair), images_first=True)
+    def question(
+        self, batch: ScoreBatch, row: int, template: Template, label: str, values: Mapping[str, str] | None = None
+    ) -> Question:
+        """Question about an image, identified by images, system message and text.
+
+        Args:
+            batch: Images with prompts and metadata.
+            row: Row of the image.
+            template: The template. Texts of the metadata are filled in as they are, other values as JSON.
+            label: Name of the question in messages.
+            values: Values of the template's other fields.
+
+        Raises:
+            DataError: The prompt's metadata has no value for a field; or the judge is to see the picture that the image
+                edits, and there is none.
+        """
+        prompt, record = batch.prompts[row], batch.metadata[row]
+        filled = {"prompt": prompt, **(values or {})}
+        for key in template.keys:
+            value = record.get(key)
+            if value is None:
+                raise DataError(
+                    f"scorers.{self.key}: row {row + 1} of {len(batch)}, prompt {prompt!r}: the metadata has no "
+                    f"{key!r}, which the template asks for; it has {', '.join(sorted(record)) or 'nothing'}. Add the "
+                    "column to the prompt file, or set `splits` to splits whose prompts have it."
+                )
+            filled[f"{METADATA}{key}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        text, system, place = template.fill(filled), self.settings.system, self.settings.image
+        shown = np.ascontiguousarray(batch.images[row])
+        if place == "pair":
+            shown = np.stack([sources_of(self.key, batch)[row], shown])
+        images = tuple(shown) if place == "pair" else (shown,)
+        return Question(question_key(shown, system, text), label, system, text, images, images_first=place != "after")

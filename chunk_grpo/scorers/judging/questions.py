@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 
 from chunk_grpo.config.judges import QUESTION_FIELDS, QuestionsScorer
 from chunk_grpo.config.questions import ListedQuestion, parse_questions
-from chunk_grpo.config.templates import Template, parse_template
+from chunk_grpo.config.templates import parse_template
 from chunk_grpo.scorers.base import ScoreBatch, Scores
-from chunk_grpo.scorers.judging.asking import JudgeScorer, question_about
-from chunk_grpo.scorers.judging.client import Question
-from chunk_grpo.scorers.judging.wording import fill
+from chunk_grpo.scorers.judging.asking import TemplateScorer
 
 _YES_OR_NO = re.compile(r"[\"'*]*(yes|no)[\"'*.!]*", re.IGNORECASE)
 """One word, also bold, in quotation marks, or with a full stop."""
@@ -23,7 +20,7 @@ _QUOTED = 60
 """Maximum number of characters of an answer, or of a prompt, that a message quotes."""
 
 
-class Questions(JudgeScorer[QuestionsScorer]):
+class Questions(TemplateScorer[QuestionsScorer]):
     """Asks a judge the questions of a prompt about its image; the value is the share that counts, in [0, 1].
 
     A question counts if it and its parents are answered yes (`image_value`). Detail `yes`: share that is answered yes,
@@ -45,7 +42,20 @@ class Questions(JudgeScorer[QuestionsScorer]):
         """Same as `score`, without checking the batch."""
         need = ". Set `splits` to splits whose prompts have questions, such as those of kind dpg."
         listed = self.parsed(batch, lambda _, record: parse_questions(record), need)
-        asked = [[self._question(batch, row, one) for one in questions] for row, questions in enumerate(listed)]
+        template = parse_template(self.settings.template, QUESTION_FIELDS)
+        asked = [
+            [
+                self.question(
+                    batch,
+                    row,
+                    template,
+                    f"question {one.id} of prompt {batch.prompts[row][:_QUOTED]!r}",
+                    {"question": one.text},
+                )
+                for one in questions
+            ]
+            for row, questions in enumerate(listed)
+        ]
         faults = self.ask([question for questions in asked for question in questions])
         values, yes = np.full(len(batch), np.nan), np.full(len(batch), np.nan)
         refused: dict[int, str] = {}
@@ -58,21 +68,6 @@ class Questions(JudgeScorer[QuestionsScorer]):
             values[row] = image_value(listed[row], answers)
             yes[row] = np.mean(answers)
         return Scores(values, {"yes": yes}, refused)
-
-    @cached_property
-    def _template(self) -> Template:
-        return parse_template(self.settings.template, QUESTION_FIELDS)
-
-    def _question(self, batch: ScoreBatch, row: int, one: ListedQuestion) -> Question:
-        text = fill(f"scorers.{self.key}", self._template, batch, row, {"question": one.text})
-        return question_about(
-            self.key,
-            batch,
-            row,
-            text,
-            f"question {one.id} of prompt {batch.prompts[row][:_QUOTED]!r}",
-            self.settings,
-        )
 
 
 def image_value(questions: Sequence[ListedQuestion], answers: Sequence[bool]) -> float:

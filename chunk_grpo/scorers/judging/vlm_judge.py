@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -12,17 +11,15 @@ import numpy as np
 from chunk_grpo.config.judges import NumberReading, VlmJudgeScorer
 from chunk_grpo.config.templates import Template, parse_template
 from chunk_grpo.scorers.base import ScoreBatch, Scores
-from chunk_grpo.scorers.judging.asking import JudgeScorer, question_about
-from chunk_grpo.scorers.judging.client import Question
-from chunk_grpo.scorers.judging.reading import NumberByPattern, YesProbability
-from chunk_grpo.scorers.judging.wording import digest, fill, read_template
+from chunk_grpo.scorers.judging.asking import TemplateScorer
+from chunk_grpo.scorers.judging.reading import TOKEN_FIELDS, first_tokens, number_in, yes_probability
+from chunk_grpo.scorers.judging.wording import digest, read_template
 
 
-class VlmJudge(JudgeScorer[VlmJudgeScorer]):
+class VlmJudge(TemplateScorer[VlmJudgeScorer]):
     """Asks a judge the template's question about each image; the value is the number in the answer.
 
-    The value is in [lowest, highest] or, with `scale: unit` and `yes-probability`, in [0, 1]. A question is identified
-    by image, text and system message.
+    The value is in [lowest, highest] or, with `scale: unit` and `yes-probability`, in [0, 1].
     """
 
     version = 1
@@ -35,7 +32,7 @@ class VlmJudge(JudgeScorer[VlmJudgeScorer]):
     @property
     def fields(self) -> Mapping[str, Any]:
         """Default request fields."""
-        return self._reading.fields if isinstance(self._reading, YesProbability) else super().fields
+        return super().fields if isinstance(self.settings.reading, NumberReading) else TOKEN_FIELDS
 
     @property
     def wording(self) -> Mapping[str, str]:
@@ -44,34 +41,23 @@ class VlmJudge(JudgeScorer[VlmJudgeScorer]):
 
     def answer(self, reply: bytes) -> str:
         """Answer in the body of a chat completion; ValueError if there is none."""
-        return self._reading.answer(reply) if isinstance(self._reading, YesProbability) else super().answer(reply)
+        return super().answer(reply) if isinstance(self.settings.reading, NumberReading) else first_tokens(reply)
 
     def parse(self, answer: str) -> float:
         """Value of a stored answer."""
-        return self._reading.value(answer)
+        reading = self.settings.reading
+        return number_in(answer, reading) if isinstance(reading, NumberReading) else yes_probability(answer)
 
     def score_rows(self, batch: ScoreBatch) -> Scores:
         """Same as `score`, without checking the batch."""
-        questions = [self._question(batch, row) for row in range(len(batch))]
-        judged, refused = self.judged(questions)
+        labels = [f"prompt {prompt[:60]!r}" for prompt in batch.prompts]
+        judged, refused = self.judged(
+            [self.question(batch, row, self._template, label) for row, label in enumerate(labels)]
+        )
         return Scores(np.array([judged.get(row, np.nan) for row in range(len(batch))]), {}, refused)
 
     @cached_property
-    def _reading(self) -> NumberByPattern | YesProbability:
-        reading = self.settings.reading
-        if isinstance(reading, NumberReading):
-            pattern, to_unit = re.compile(reading.pattern), reading.scale == "unit"
-            return NumberByPattern(pattern, reading.lowest, reading.highest, to_unit)
-        return YesProbability()
-
-    @cached_property
     def _template(self) -> Template:
-        settings = self.settings
-        if settings.template_file is not None:
-            return read_template(f"scorers.{self.key}.template_file", settings.template_file)
-        return parse_template(settings.template or "")
-
-    def _question(self, batch: ScoreBatch, row: int) -> Question:
-        text = fill(f"scorers.{self.key}", self._template, batch, row)
-        label = f"prompt {batch.prompts[row][:60]!r}"
-        return question_about(self.key, batch, row, text, label, self.settings)
+        if self.settings.template_file is not None:
+            return read_template(self.where("template_file"), self.settings.template_file)
+        return parse_template(self.settings.template or "")

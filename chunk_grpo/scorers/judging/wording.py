@@ -1,16 +1,15 @@
-"""Wording of the questions: templates of params.yaml or of a file, filled in for an image."""
+"""Wording of the questions, read from a file: a template, or an evaluator's source."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-from chunk_grpo.config.templates import METADATA, Slot, Template, parse_template
+from chunk_grpo.config.templates import Slot, Template, parse_template
 from chunk_grpo.errors import DataError
-from chunk_grpo.scorers.base import ScoreBatch
 
 
 def read_template(key: str, path: str) -> Template:
@@ -61,33 +60,6 @@ def digest(template: Template, system: str | None = None) -> str:
     """SHA-256 of a template, and of a system message if there is one."""
     pieces: list[object] = [[piece.name] if isinstance(piece, Slot) else piece for piece in template.pieces]
     return hashlib.sha256(json.dumps(pieces if system is None else [system, pieces]).encode()).hexdigest()
-
-
-def fill(section: str, template: Template, batch: ScoreBatch, row: int, values: Mapping[str, str] | None = None) -> str:
-    """Question about an image.
-
-    Args:
-        section: Section of params.yaml, such as scorers.judge, for messages.
-        template: The template.
-        batch: Images with prompts and metadata.
-        row: Row of the image. Texts of its metadata are filled in as they are, other values as JSON.
-        values: Values of the template's other fields.
-
-    Raises:
-        DataError: The prompt's metadata has no value for a field.
-    """
-    prompt, record = batch.prompts[row], batch.metadata[row]
-    filled = {"prompt": prompt, **(values or {})}
-    for key in template.keys:
-        value = record.get(key)
-        if value is None:
-            raise DataError(
-                f"{section}: row {row + 1} of {len(batch)}, prompt {prompt!r}: the metadata has no {key!r}, which the "
-                f"template asks for; it has {', '.join(sorted(record)) or 'nothing'}. Add the column to the prompt "
-                "file, or set `splits` to splits whose prompts have it."
-            )
-        filled[f"{METADATA}{key}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return template.fill(filled)
 
 
 def parsed_python(source: str) -> ast.Module:
