@@ -83,11 +83,7 @@ def background_of(image: NDArray[np.floating]) -> str:
 
 
 def _templates(centroid: Array, area: float, size: tuple[int, int]) -> tuple[Array, Array]:
-    """Coverage, box centre and radius of every shape with the given area and centroid.
-
-    Returns:
-        [len(SHAPES), *size] in [0, 1]; and [len(SHAPES), 3] of (x, y, radius).
-    """
+    """Coverage in [0, 1], [len(SHAPES), *size], and (x, y, radius), [len(SHAPES), 3], of each shape of an area."""
     radii = np.sqrt(area / AREAS)
     centres = np.stack([np.full(len(SHAPES), centroid[0]), centroid[1] - CENTROID_DROPS * radii], axis=1)
     x, y, r = (torch.from_numpy(v)[:, None, None] for v in (centres[:, 0], centres[:, 1], radii))
@@ -99,22 +95,14 @@ def _templates(centroid: Array, area: float, size: tuple[int, int]) -> tuple[Arr
 
 
 def detect(image: NDArray[np.floating]) -> list[Detection]:
-    """Detect all components of at least MIN_AREA, of any confidence, from left to right.
-
-    Args:
-        image: Image [3, H, W] in [0, 1].
-    """
+    """Detect all components of an image [3, H, W] in [0, 1] of at least MIN_AREA, of any confidence, left to right."""
     pixels = np.asarray(image, dtype=np.float64)
     backgrounds, colours = _palettes()
     background = backgrounds[list(BACKGROUNDS).index(background_of(pixels))]
     distance = np.linalg.norm(pixels - background[:, None, None], axis=0)
     labels, count = ndimage.label(distance > _FOREGROUND_DISTANCE, structure=np.ones((3, 3)))
-    found = []
-    for index in range(1, count + 1):
-        detection = _judge(pixels, distance, labels == index, colours)
-        if detection is not None:
-            found.append(detection)
-    return sorted(found, key=lambda detection: detection.box)
+    found = [_judge(pixels, distance, labels == index, colours) for index in range(1, count + 1)]
+    return sorted(filter(None, found), key=lambda detection: detection.box)
 
 
 def _judge(pixels: Array, distance: Array, member: NDArray[np.bool_], colours: Array) -> Detection | None:

@@ -47,15 +47,7 @@ class _Reading:
 
 
 def judge_edit(image: NDArray[np.floating], edit: Edit) -> Verdict:
-    """Judge an edit by exact rules.
-
-    Args:
-        image: Image [3, SIZE, SIZE] in [0, 1].
-        edit: Instruction and source.
-
-    Raises:
-        ValueError: The image has another size.
-    """
+    """Judge an edit by exact rules. The image is [3, SIZE, SIZE] in [0, 1]; ValueError for another size."""
     seen, things = _read(image, edit), edit.source.things
     if edit.wanted is None:
         asked = f"{_name(things[0])} still there" if seen.of[0] else None
@@ -74,13 +66,6 @@ def graded_edit(image: NDArray[np.floating], edit: Edit) -> float:
     Grade of the asked change, times the mean grade of the other things, times 0.9 for everything that was added; 0 on
     another background. A thing's grade is its rescaled outline overlap times the likelihood of its colour, times a
     Gauss curve of the farthest edge's distance; that of a removed thing is 1 minus what is still there.
-
-    Args:
-        image: Image [3, SIZE, SIZE] in [0, 1].
-        edit: Instruction and source.
-
-    Raises:
-        ValueError: The image has another size.
     """
     seen = _read(image, edit)
     if seen.background != edit.source.background:

@@ -108,19 +108,11 @@ def draw_edit(instruction: Instruction, rng: random.Random) -> Edit:
 
 
 def parse_edit(prompt: str, record: Mapping[str, object]) -> Edit:
-    """Inverse of `Edit.metadata`.
-
-    Raises:
-        ValueError: The record is no edit of the shapes world; the message has the field and its value.
-    """
+    """Inverse of `Edit.metadata`. ValueError with field and value for a record that is no edit of the shapes world."""
     kind, to, scene = record.get("tag"), record.get("to"), record.get("source")
     if kind not in EDIT_KINDS:
         raise ValueError(f"tag: must be one of {', '.join(EDIT_KINDS)}, got {kind!r}")
-    allowed: dict[str, tuple[str | None, ...]] = {
-        "recolour": (*COLOURS,),
-        "replace": SHAPES,
-        "remove": (None,),
-    }
+    allowed: dict[str, tuple[str | None, ...]] = {"recolour": (*COLOURS,), "replace": SHAPES, "remove": (None,)}
     if to not in allowed[kind]:
         raise ValueError(f"to: must be one of {', '.join(map(str, allowed[kind]))} for {kind}, got {to!r}")
     if not isinstance(scene, dict) or scene.get("background") not in BACKGROUNDS:

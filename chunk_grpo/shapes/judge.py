@@ -20,22 +20,12 @@ CLUTTER_FACTOR = 0.9
 
 
 def exact_score(detections: list[Detection], spec: PromptSpec) -> bool:
-    """Whether every demand is met by confident detections, by the rules of GenEval's evaluator.
-
-    Args:
-        detections: Result of `detect`, of any confidence.
-        spec: Demands of the caption.
-    """
+    """Whether every demand is met by confident detections, by the rules of GenEval's evaluator."""
     return broken_rule(detections, spec) is None
 
 
 def broken_rule(detections: list[Detection], spec: PromptSpec) -> str | None:
-    """The first rule of `exact_score` that an image breaks, in words; None if it breaks no rule.
-
-    Args:
-        detections: Result of `detect`, of any confidence.
-        spec: Demands of the caption.
-    """
+    """The first rule of `exact_score` that an image breaks, in words; None if it breaks no rule."""
     sure = [d for d in detections if d.confidence >= MIN_CONFIDENCE]
     matches = [[d for d in sure if _matches(d, demand)] for demand in spec.demands]
     for demand, found in zip(spec.demands, matches, strict=True):
@@ -126,13 +116,11 @@ def outline_grade(detection: Detection, shape: str) -> float:
 
 
 def vividness(image: NDArray[np.floating]) -> float:
-    """Mean chroma (largest minus smallest channel) of the most chromatic quarter of the pixels, in [0, 1].
+    """Mean chroma (largest minus smallest channel) of an image's most chromatic quarter of pixels, in [0, 1].
 
     It rewards large areas of saturated colour and ignores the prompt. A policy can raise it with larger or more
-    objects, or by shifting orange towards yellow: it serves as a reward that can be hacked.
-
-    Args:
-        image: Image [3, H, W] in [0, 1].
+    objects, or by shifting orange towards yellow: it serves as a reward that can be hacked. The image is [3, H, W] in
+    [0, 1].
     """
     pixels = np.asarray(image, dtype=np.float64)
     chroma = np.sort((pixels.max(axis=0) - pixels.min(axis=0)).ravel())

@@ -24,13 +24,7 @@ _ATTEMPTS = 200
 def sample_scene(spec: PromptSpec, rng: random.Random, *, left_to_right: bool = False) -> Scene:
     """Draw a scene that fulfils `spec`; unspecified colours, sizes and positions are random.
 
-    Args:
-        spec: Caption and its demands.
-        rng: Random generator for everything that the caption does not specify.
-        left_to_right: Place different objects without a stated relation from left to right in the caption's order.
-
-    Raises:
-        RuntimeError: No layout was found; this does not happen in practice with at most four objects.
+    With `left_to_right`, different objects without a stated relation are placed in the caption's order.
     """
     wanted = [
         (demand.shape, demand.colour, demand.relation or (FOLLOWS if left_to_right and number else None))
@@ -43,12 +37,7 @@ def sample_scene(spec: PromptSpec, rng: random.Random, *, left_to_right: bool = 
 def place_things(wanted: Sequence[Wanted], rng: random.Random) -> Scene:
     """Draw a scene of the wanted things, in their order; what they leave open is random.
 
-    Args:
-        wanted: Shape, colour and relation to the first thing of each; None: any.
-        rng: Random generator.
-
-    Raises:
-        RuntimeError: No layout was found.
+    RuntimeError if no layout was found, which does not happen in practice with at most four things.
     """
     for _ in range(_ATTEMPTS):
         things = _place(wanted, rng)

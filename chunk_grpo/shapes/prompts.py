@@ -15,14 +15,7 @@ from typing import Literal
 from chunk_grpo.shapes.scene import COLOURS, SHAPES
 
 Category = Literal["single_object", "two_object", "counting", "colors", "position", "color_attr", "wise"]
-CATEGORIES: tuple[Category, ...] = (
-    "single_object",
-    "two_object",
-    "counting",
-    "colors",
-    "position",
-    "color_attr",
-)
+CATEGORIES: tuple[Category, ...] = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 
 RELATIONS = ("left of", "right of", "above", "below")
 NUMBERS = {2: "two", 3: "three"}
@@ -35,12 +28,7 @@ COLOUR_KNOWLEDGE = {
     "blue": ("a clear sky", "the deep sea"),
     "purple": ("a ripe plum", "fresh lavender"),
 }
-SHAPE_KNOWLEDGE = {
-    "circle": "no corners",
-    "square": "four corners",
-    "triangle": "three corners",
-    "cross": "two bars",
-}
+SHAPE_KNOWLEDGE = {"circle": "no corners", "square": "four corners", "triangle": "three corners", "cross": "two bars"}
 
 
 @dataclass(frozen=True)
@@ -170,11 +158,7 @@ def knowledge_prompts() -> list[PromptSpec]:
 
 
 def parse_metadata(record: dict[str, object]) -> PromptSpec:
-    """Inverse of `PromptSpec.metadata`.
-
-    Raises:
-        ValueError: The record is not one of the shapes world; the message has the field and its value.
-    """
+    """Inverse of `PromptSpec.metadata`. ValueError with field and value for a record of another world."""
     include = record.get("include")
     if not isinstance(include, list) or not include:
         raise ValueError(f"include: a non-empty list of demands is needed, got {include!r}")
@@ -191,12 +175,6 @@ def parse_metadata(record: dict[str, object]) -> PromptSpec:
             raise ValueError(
                 f"include.position: must be [relation, 0], one of {', '.join(RELATIONS)}, got {relation!r}"
             )
-        demands.append(
-            Demand(
-                entry["class"],
-                int(entry.get("count", 1)),
-                entry.get("color"),
-                relation[0] if relation else None,
-            )
-        )
+        place = relation[0] if relation else None
+        demands.append(Demand(entry["class"], int(entry.get("count", 1)), entry.get("color"), place))
     return PromptSpec(str(record["prompt"]), record["tag"], tuple(demands), exact="exclude" in record)  # type: ignore[arg-type]  # the tag is free text in user files

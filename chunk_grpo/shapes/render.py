@@ -14,14 +14,9 @@ CROSS_ARM = 1 / 3
 
 
 def signed_distances(x: Tensor, y: Tensor) -> Tensor:
-    """Signed distance of points to each shape of unit radius; negative inside.
+    """Signed distance of points to each of `SHAPES` with unit radius, [len(SHAPES), *x.shape]; negative inside.
 
-    Args:
-        x: Horizontal offsets from the centre in units of the radius, any shape.
-        y: Vertical offsets, same shape as `x`, downwards.
-
-    Returns:
-        [len(SHAPES), *x.shape], in the order of `SHAPES`.
+    x is to the right and y downwards from the centre, in units of the radius, both of any one shape.
     """
     circle = torch.hypot(x, y) - 1
     square = torch.maximum(x.abs(), y.abs()) - 1
@@ -34,15 +29,7 @@ def signed_distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def render(scenes: Sequence[Scene], device: torch.device | str = "cpu") -> Tensor:
-    """Render a batch of scenes.
-
-    Args:
-        scenes: Scenes, B of them.
-        device: Device of the images.
-
-    Returns:
-        [B, 3, SIZE, SIZE] float32 in [0, 1], red, green, blue.
-    """
+    """Render B scenes: float32 [B, 3, SIZE, SIZE] in [0, 1], red, green, blue."""
     canvas = torch.tensor([BACKGROUNDS[s.background] for s in scenes], device=device)[:, :, None, None]
     canvas = (canvas / 255).expand(-1, -1, SIZE, SIZE).clone()
     pixels = torch.arange(SIZE, device=device) + 0.5

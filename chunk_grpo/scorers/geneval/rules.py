@@ -73,7 +73,7 @@ class Verdict:
     num_objects: int
     """Number of counted detections, of all classes."""
     graded: float
-    """Output of `graded`."""
+    """Flow-GRPO's reward, at most 1 (`_graded`)."""
 
     @property
     def correct(self) -> bool:
@@ -170,10 +170,10 @@ def judge(
         if count >= limit.count:
             reasons.append(Reason("exclude", limit.class_name, f"fewer than {limit.count}", str(count)))
     count = sum(len(rows) for rows in found.values())
-    return Verdict(tuple(reasons), count, graded(record, found, boxes, colours, position_threshold))
+    return Verdict(tuple(reasons), count, _graded(record, found, boxes, colours, position_threshold))
 
 
-def graded(
+def _graded(
     record: GenEvalRecord,
     found: Found,
     boxes: NDArray[np.float32],
@@ -185,19 +185,9 @@ def graded(
     A number's part is 1 - |asked - found| / asked, which is negative for more than twice as many objects. A colour's
     part is the same of the objects with the colour. Colour and position count only with the exact number of objects,
     and a position only with the right colour. `exclude` is not read. As in the original, a wrong position adds a part
-    of 0 and one of 1.
+    of 0 and one of 1. The mean is at most 1, which every correct image without extra objects has.
 
     Source: evaluate_reward in reward_server/gen_eval.py of github.com/yifan123/reward-server, commit 7131478.
-
-    Args:
-        record: Record of the prompt.
-        found: Output of `found_objects`.
-        boxes: Boxes of the detections, float32 [N, 4].
-        colours: Colour from COLOURS for each entry of `asked_colours`.
-        position_threshold: `threshold` of `relations`.
-
-    Returns:
-        At most 1, which every correct image without extra objects has.
     """
     parts: list[float] = []
     met: list[Sequence[int] | None] = []
