@@ -26,16 +26,9 @@ MODEL_FILES = ("sac+logos+ava1-l14-linearMSE.pth",)
 
 
 def load_head(key: str, folder: Path, width: int, device: str) -> nn.Sequential:
-    """Load the regression head, in float32.
+    """Load the regression head of image embeddings of a width, in float32.
 
-    Args:
-        key: Key of params.yaml, such as scorers.aesthetic.model, for messages.
-        folder: Folder with MODEL_FILES.
-        width: Width of the image embeddings.
-        device: Device such as cuda:1.
-
-    Raises:
-        DataError: The file is damaged, or weights are missing, surplus or of another shape; the message names them.
+    DataError if the file is damaged, or names weights that are missing, surplus or of another shape.
     """
     path = folder / MODEL_FILES[0]
     with readable(f"{key}: {path} cannot be read"):

@@ -121,11 +121,7 @@ def _embedding(features: Tensor) -> FloatArray:
 
 
 def take_encoder(scorer: ConfiguredScorer[Any], field: str) -> ClipEncoder:
-    """Encoder of a field of a scorer's settings. Scorers with the same weights, dtype and device share it.
-
-    Raises:
-        DataError: As `load_encoder`.
-    """
+    """Encoder of a field of a scorer's settings. Scorers with the same weights, dtype and device share it."""
     dtype, device = scorer.settings.dtype, chosen_device(scorer.device)
     return scorer.take_model(
         ("clip", getattr(scorer.settings, field), dtype, device),
@@ -134,16 +130,9 @@ def take_encoder(scorer: ConfiguredScorer[Any], field: str) -> ClipEncoder:
 
 
 def load_encoder(key: str, folder: Path, dtype: Dtype, device: str) -> ClipEncoder:
-    """Load a CLIPModel.
+    """Load a CLIPModel from MODEL_FILES; DataError if the model type differs or weights do not fit.
 
-    Args:
-        key: Key of params.yaml, such as scorers.pickscore.model, for messages.
-        folder: Folder with MODEL_FILES.
-        dtype: Dtype of the weights.
-        device: Device such as cuda:1.
-
-    Raises:
-        DataError: The model type differs, or weights do not fit; the message names them.
+    `key` is the key of params.yaml, such as scorers.pickscore.model, for messages.
     """
     read_config(key, folder, "clip")
     model = load_weights(f"{key}: weights in {folder}", CLIPModel, folder, torch.float32)
@@ -179,16 +168,7 @@ def tokenize(tokenizer: CLIPTokenizer, prompts: Sequence[str], max_tokens: int) 
 
 
 def load_tokenizer(key: str, folder: Path, encoder: ClipEncoder) -> CLIPTokenizer:
-    """Load a CLIP tokenizer for an encoder.
-
-    Args:
-        key: Key of params.yaml, such as scorers.hpsv2.tokenizer, for messages.
-        folder: Folder with TOKENIZER_FILES.
-        encoder: Encoder that takes the tokens.
-
-    Raises:
-        DataError: A file is damaged, or belongs to another model.
-    """
+    """Load the tokenizer of an encoder from TOKENIZER_FILES; DataError if a file is damaged or of another model."""
     with readable(f"{key}: {folder} holds no readable CLIP tokenizer"):
         tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
     # With an unknown end token the model would pool every text at its start.
@@ -204,17 +184,10 @@ def load_tokenizer(key: str, folder: Path, encoder: ClipEncoder) -> CLIPTokenize
 
 
 def load_processor(key: str, folder: Path, encoder: ClipEncoder, resize: Resize = "processor") -> ClipProcessor:
-    """Load an image processor and a tokenizer for an encoder.
+    """Load image processor and tokenizer of an encoder from PROCESSOR_FILES; DataError as `load_tokenizer`.
 
-    Args:
-        key: Key of params.yaml, such as scorers.pickscore.processor, for messages.
-        folder: Folder with PROCESSOR_FILES.
-        encoder: Encoder that takes the output.
-        resize: Resizing method. `processor`: as its files define; `squash`: both sides bicubically to the encoder's
-            size without cropping, as in mlfoundations/open_clip with resize mode squash (transform.py).
-
-    Raises:
-        DataError: A file is damaged, or belongs to another model.
+    Images are resized as the files define, or with `squash` both sides bicubically to the encoder's size without
+    cropping, as in mlfoundations/open_clip with resize mode squash (transform.py).
     """
     size = encoder.image_size
     squash: dict[str, Any] = {

@@ -57,14 +57,7 @@ _TRANSPOSED = ("visual.proj", "text_projection")
 def load_model(key: str, folder: Path, dtype: Dtype, device: str) -> ClipEncoder:
     """Load HPS_v2.1_compressed.pt, with sizes read from its weights.
 
-    Args:
-        key: Key of params.yaml, such as scorers.hpsv2.model, for messages.
-        folder: Folder with MODEL_FILES.
-        dtype: Dtype of the weights.
-        device: Device such as cuda:1.
-
-    Raises:
-        DataError: The file is damaged, or weights are missing, surplus or of another shape; the message names them.
+    DataError if the file is damaged, or names weights that are missing, surplus or of another shape.
     """
     path = folder / MODEL_FILES[0]
     with readable(f"{key}: {path} cannot be read"):
@@ -117,12 +110,7 @@ def _taken(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def _config(tensors: Mapping[str, Tensor]) -> CLIPConfig:
-    """Sizes of the model, from shapes of its weights.
-
-    Raises:
-        KeyError: A weight is missing.
-        ValueError: The shapes do not fit each other.
-    """
+    """Sizes of the model, from shapes of its weights. KeyError if one is missing, ValueError if they do not fit."""
     width, _, patch, _ = tensors["visual.conv1.weight"].shape
     patches = tensors["visual.positional_embedding"].shape[0] - 1
     side = math.isqrt(patches)

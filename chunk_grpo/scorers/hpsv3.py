@@ -87,17 +87,9 @@ class HPSv3Model:
 
 
 def load_model(key: str, weights: Path, backbone: Path, dtype: torch.dtype, device: torch.device) -> HPSv3Model:
-    """Load HPSv3 from local files.
+    """Load HPSv3 from a folder with HPSv3.safetensors, and one with the small files of Qwen2-VL-7B-Instruct.
 
-    Args:
-        key: Key of the scorer in params.yaml, for messages.
-        weights: Folder with HPSv3.safetensors.
-        backbone: Folder with configuration, tokenizer and image processor of Qwen2-VL-7B-Instruct.
-        dtype: Dtype of the backbone; the head is float32.
-        device: Device of the network.
-
-    Raises:
-        DataError: A file cannot be read, or the files do not match.
+    The backbone has the dtype, the head float32. DataError if a file cannot be read, or the files do not match.
     """
     with readable(f"{key}.backbone: a file in {backbone} cannot be read"):
         config = Qwen2VLConfig.from_pretrained(backbone, local_files_only=True)

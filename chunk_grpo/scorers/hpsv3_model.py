@@ -96,19 +96,8 @@ def load_network(
 ) -> HPSv3Network:
     """Build the network from the saved weights, with only one additional weight in memory at a time.
 
-    Args:
-        key: Key of params.yaml, for messages.
-        weights: Path of HPSv3.safetensors.
-        config: Configuration of the backbone; its vocabulary is cut to the tokenizer's, as in the saved embeddings.
-        vocabulary: Number of tokens.
-        dtype: Dtype of the backbone; the head is float32.
-        device: Device of the network.
-
-    Returns:
-        The network in evaluation mode.
-
-    Raises:
-        DataError: The file cannot be read, or a weight is missing, unknown or of another shape.
+    The configuration's vocabulary is cut to the tokenizer's number of tokens, as in the saved embeddings. The head is
+    float32. DataError if the file cannot be read, or a weight is missing, unknown or of another shape.
     """
     config.text_config.vocab_size = vocabulary
     config.text_config.pad_token_id = None  # the id belongs to the full vocabulary; padding is never attended to
@@ -121,7 +110,7 @@ def load_network(
             saved = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             check_shapes(f"{key}: weights in {weights}", shapes, saved, _NOT_USED, _RULE)
             tensors = {
-                names[name]: file.get_tensor(name).to(device, torch.float32 if _of_head(name) else dtype)
+                names[name]: file.get_tensor(name).to(device, torch.float32 if name.startswith("rm_head.") else dtype)
                 for name in names
             }
     except SafetensorError as error:
@@ -130,10 +119,6 @@ def load_network(
     if dtype == torch.bfloat16:
         _round_angles(network.backbone)
     return network.to(device).eval().requires_grad_(False)
-
-
-def _of_head(name: str) -> bool:
-    return name.startswith("rm_head.")
 
 
 def _name_in_file(name: str) -> str:

@@ -87,14 +87,7 @@ class PromptEncoder:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        """Add the reward token to the tokenizer and encode the parts that all questions share.
-
-        Args:
-            tokenizer: A Qwen2Tokenizer of transformers.
-
-        Raises:
-            DataError: The tokenizer lacks a special token of the chat template.
-        """
+        """Add the reward token to a Qwen2Tokenizer; DataError if it lacks a special token of the chat template."""
         tokenizer.add_tokens([REWARD], special_tokens=True)
         self._tokenizer = tokenizer
         self._special: dict[str, int] = tokenizer.added_tokens_encoder
@@ -106,15 +99,7 @@ class PromptEncoder:
         self._tail = [*self._pieces(_AFTER_REWARD)]
 
     def encode(self, prompt: str, image_tokens: int) -> list[int]:
-        """Token ids of the question.
-
-        Args:
-            prompt: Prompt of the image.
-            image_tokens: Number of merged patches of the image.
-
-        Returns:
-            Token ids, with `image_tokens` times image_id and once reward_id.
-        """
+        """Token ids of the question: `image_tokens`, the number of merged patches, times image_id, once reward_id."""
         image = [self.image_id] * image_tokens
         return [*self._head, *image, self._image_end, *self._text(INSTRUCTION + prompt + RATING), *self._tail]
 

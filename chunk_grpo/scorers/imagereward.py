@@ -34,13 +34,7 @@ MAX_TOKENS = 35
 def load_tokenizer(key: str, folder: Path, vocab_size: int) -> BertTokenizer:
     """Load bert-base-uncased's tokenizer and add BLIP's two tokens (blip.py, init_tokenizer).
 
-    Args:
-        key: Key of params.yaml, such as scorers.imagereward.tokenizer, for messages.
-        folder: Folder with TOKENIZER_FILES.
-        vocab_size: Vocabulary size of the model, including the two tokens.
-
-    Raises:
-        DataError: A file is damaged, or the tokenizer belongs to another model.
+    `vocab_size` is the model's, including the two. DataError if a file is damaged or of another model.
     """
     with readable(f"{key}: {folder} holds no readable BERT tokenizer"):
         tokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True)

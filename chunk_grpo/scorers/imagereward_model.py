@@ -114,14 +114,8 @@ class RewardModel(nn.Module):
 def load_model(key: str, folder: Path, dtype: Dtype, device: str) -> RewardModel:
     """Load ImageReward.pt, with sizes read from its weights and from med_config.json.
 
-    Args:
-        key: Key of params.yaml, such as scorers.imagereward.model, for messages.
-        folder: Folder with MODEL_FILES.
-        dtype: Dtype of BLIP's weights; the head is float32.
-        device: Device such as cuda:1.
-
-    Raises:
-        DataError: A file is damaged, or weights are missing, surplus or of another shape; the message names them.
+    BLIP has the dtype, the head float32. DataError if a file is damaged, or names weights that are missing, surplus or
+    of another shape.
     """
     path = folder / "ImageReward.pt"
     with readable(f"{key}: a file in {folder} cannot be read"):
@@ -152,12 +146,7 @@ def _name_in_file(name: str) -> str:
 
 
 def _empty_model(tensors: Mapping[str, Tensor], med: Mapping[str, Any]) -> RewardModel:
-    """Model without weights. Image encoder sizes come from weight shapes, text encoder sizes from med_config.json.
-
-    Raises:
-        KeyError: A weight or a setting is missing.
-        ValueError: The sizes do not match.
-    """
+    """Model without weights. Image encoder sizes come from weight shapes, text encoder sizes from med_config.json."""
     width, _, patch, _ = tensors["blip.visual_encoder.patch_embed.proj.weight"].shape
     patches = tensors["blip.visual_encoder.pos_embed"].shape[1] - 1
     side = math.isqrt(patches)

@@ -27,17 +27,11 @@ _CHARACTERS = "character"
 
 
 def load_reader(key: str, folder: Path | None) -> Reader:
-    """Load rapidocr.
+    """Load rapidocr, with a folder's file for each of `MODEL_FILES`, or without a folder the package's models.
 
     Lines below rapidocr's default confidence of 0.5 are ignored, and lines are not turned by 180 degrees (Flow-GRPO:
-    cls=False).
-
-    Args:
-        key: Key of params.yaml, such as scorers.ocr.recogniser, for messages.
-        folder: Folder with a file for each of `MODEL_FILES`; None: the models in the package.
-
-    Raises:
-        DataError: A model is missing, damaged or ambiguous, or the recognition model does not list its characters.
+    cls=False). DataError if a model is missing, damaged or ambiguous, or the recognition model does not list its
+    characters.
     """
     settings: dict[str, Any] = {
         "Global.log_level": "critical",  # it warns of each image without text

@@ -75,17 +75,7 @@ class Detector:
 
 
 def load_detector(key: str, folder: Path, dtype: torch.dtype, device: str) -> Detector:
-    """Load a Mask2Former.
-
-    Args:
-        key: Key of params.yaml, such as scorers.geneval.detector.
-        folder: Folder with DETECTOR_FILES.
-        dtype: Dtype of the weights; the thresholds are for float32.
-        device: Device such as cuda:0.
-
-    Raises:
-        DataError: The files are damaged or belong to another model.
-    """
+    """Load a Mask2Former; the thresholds are for float32. DataError if files are damaged or of another model."""
     check_classes(key, folder)
     where = f"{key}: weights in {folder}"
     model = load_weights(where, Mask2FormerForUniversalSegmentation, folder, dtype, known=_OLDER_FILES)
@@ -95,15 +85,7 @@ def load_detector(key: str, folder: Path, dtype: torch.dtype, device: str) -> De
 
 
 def check_classes(key: str, folder: Path) -> None:
-    """Check that a model is a Mask2Former with COCO's 80 classes. Reads config.json only.
-
-    Args:
-        key: Key of params.yaml, for messages.
-        folder: Folder with config.json.
-
-    Raises:
-        DataError: The model type, the classes or their order differ.
-    """
+    """Check that a model is a Mask2Former with COCO's 80 classes in their order, by config.json; else DataError."""
     path = folder / "config.json"
     labels = read_config(key, folder, "mask2former").get("id2label")
     if not isinstance(labels, dict):

@@ -47,21 +47,11 @@ class OriginalResult(BaseModel, frozen=True, strict=True):
         return int(Path(self.filename).stem)
 
 
-def write_prompt_folder(root: Path, number: int, record: Mapping[str, object], pictures: Sequence[bytes]) -> Path:
-    """Write the images of one prompt.
+def write_prompt_folder(root: Path, number: int, record: Mapping[str, object], pictures: Sequence[bytes]) -> None:
+    """Write the record and the PNG files of one prompt, in the order of their samples, into a folder below `root`.
 
-    Args:
-        root: Folder of all prompts; created if missing.
-        number: Number of the prompt, from 0; below 100,000.
-        record: GenEval record of the prompt, with `tag` and `prompt`.
-        pictures: PNG files in the order of their samples; at most 10,000.
-
-    Returns:
-        Folder of the prompt.
-
-    Raises:
-        ValueError: The record has no tag or prompt.
-        DataError: The folder exists already: images of another run would be mixed with these.
+    The record has `tag` and `prompt`, else ValueError. DataError if the prompt's folder exists already: images of
+    another run would be mixed with these.
     """
     if missing := {"tag", "prompt"} - set(record):
         raise ValueError(f"record: the original evaluator needs {', '.join(sorted(missing))}")
@@ -73,17 +63,12 @@ def write_prompt_folder(root: Path, number: int, record: Mapping[str, object], p
     (folder / "metadata.jsonl").write_text(json.dumps(dict(record)) + "\n", encoding="utf-8")
     for sample, picture in enumerate(pictures):
         (samples / f"{sample:04}.png").write_bytes(picture)
-    return folder
 
 
 def read_results(path: Path) -> list[OriginalResult]:
     """Read the original evaluator's results, sorted by prompt and sample: the evaluator visits folders in any order.
 
-    Args:
-        path: File written with --outfile.
-
-    Raises:
-        DataError: The file is missing, a line is no result (the message names the line), or an image has two lines.
+    DataError if the file is missing, a line is no result (the message names the line), or an image has two lines.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

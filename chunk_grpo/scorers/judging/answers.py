@@ -26,13 +26,8 @@ class AnswerFile:
     def read(self, check: Callable[[str], object]) -> dict[str, str]:
         """Key to answer; of several answers with the same key, the first.
 
-        A truncated last line, as after a kill, is dropped.
-
-        Args:
-            check: Raises ValueError for a malformed answer.
-
-        Raises:
-            DataError: Another line is damaged (the message names it), or the file cannot be read.
+        A truncated last line, as after a kill, is dropped. DataError names another line that is damaged, or whose
+        answer makes `check` raise ValueError.
         """
         with self._locked() as stream:
             lines = stream.read().splitlines()
@@ -53,16 +48,7 @@ class AnswerFile:
         return answers
 
     def append(self, key: str, label: str, answer: str) -> None:
-        """Add an answer.
-
-        Args:
-            key: Key of the question.
-            label: Description of the question, for readers of the file.
-            answer: Text of the judge's answer.
-
-        Raises:
-            DataError: The file cannot be written.
-        """
+        """Add an answer; the label describes its question for readers of the file."""
         line = json.dumps({"key": key, "label": label, "answer": answer})
         with self._locked() as stream:
             stream.write(line.encode() + b"\n")

@@ -89,13 +89,7 @@ class Judge:
     """Answer in the body of a chat completion. Raises ValueError if there is none, and the question is sent again."""
 
     def check(self) -> None:
-        """Request the endpoint's list of models; warn if the judge is not in it.
-
-        Raises:
-            ConfigError: The key's variable is not set.
-            DataError: The endpoint refuses the key.
-            TransientError: The endpoint does not answer.
-        """
+        """Request the endpoint's list of models; warn if the judge is not in it. Raises as `ask`."""
         url, judge, listed = self.settings.base_url, self.settings.judge, _run(self._list_models)
         if listed is None:
             _LOG.warning("%s does not list its models; %s was not checked", url, judge)

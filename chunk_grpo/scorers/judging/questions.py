@@ -93,11 +93,7 @@ def image_value(questions: Sequence[ListedQuestion], answers: Sequence[bool]) ->
 
 
 def yes_or_no(answer: str) -> bool:
-    """Whether the answer is yes.
-
-    Raises:
-        ValueError: It is neither yes nor no, as one word.
-    """
+    """Whether the answer is yes; ValueError if it is neither yes nor no, as one word."""
     found = _YES_OR_NO.fullmatch(answer.strip())
     if found is None:
         raise ValueError(f"must be yes or no, as one word, got {answer[:_QUOTED]!r}")

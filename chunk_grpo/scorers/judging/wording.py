@@ -13,15 +13,9 @@ from chunk_grpo.errors import DataError
 
 
 def read_template(key: str, path: str) -> Template:
-    """Read a template from a file.
+    """Read a template from a text file, whose final line end is no part of it, or from an evaluator's Python source.
 
-    Args:
-        key: Key of params.yaml, for messages.
-        path: Text file with a template, whose final line end is no part of it, or the Python source of an evaluator
-            (.py), which is read, not run.
-
-    Raises:
-        DataError: The file cannot be read, or has no template.
+    The source (.py) is not run. DataError if the file cannot be read, or has no template.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -38,11 +32,7 @@ def read_template(key: str, path: str) -> Template:
 def question_of(source: str) -> Template:
     """Template of the string that an evaluator's source assigns to `question`; {prompt} in it is the prompt.
 
-    Args:
-        source: Python source.
-
-    Raises:
-        ValueError: There is no such string, or there are several that differ.
+    ValueError if there is no such string, or there are several that differ.
     """
     found = {
         literal_pieces(node.value, lambda value: getattr(value, "id", None), ("prompt",))
@@ -73,16 +63,7 @@ def parsed_python(source: str) -> ast.Module:
 def literal_pieces(
     text: ast.expr, name_of: Callable[[ast.expr], object], names: tuple[str, ...]
 ) -> tuple[str | Slot, ...]:
-    """Pieces of a constant, or of an f-string.
-
-    Args:
-        text: The expression.
-        name_of: Name of a value in an f-string.
-        names: Names that may occur.
-
-    Raises:
-        ValueError: It is another expression, or has another value.
-    """
+    """Pieces of a constant, or of an f-string whose values `name_of` names; ValueError for anything else."""
     pieces: list[str | Slot] = []
     for part in text.values if isinstance(text, ast.JoinedStr) else [text]:
         match part:

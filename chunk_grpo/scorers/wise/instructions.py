@@ -105,15 +105,9 @@ Score: N""",
 
 
 def find_instructions(key: str, protocol: ProtocolName, path: str | None) -> Instructions:
-    """This package's wording, or the wording of the user's copy of the evaluator.
+    """Wording of the user's copy of the evaluator, gpt_eval.py or vllm_eval.py; without a path, this package's.
 
-    Args:
-        key: Key of params.yaml, for messages.
-        protocol: Protocol of the answers.
-        path: Path of gpt_eval.py or vllm_eval.py; None: this package's wording.
-
-    Raises:
-        DataError: The file cannot be read, or belongs to the other protocol.
+    DataError if the file cannot be read, or belongs to the other protocol.
     """
     if path is None:
         return OWN[protocol]
@@ -138,13 +132,8 @@ def read_evaluator(source: str) -> Instructions:
     """Extract the question from the source of WISE's evaluator, without running it.
 
     Both evaluators have a function build_evaluation_messages that returns the messages as one literal. The system text
-    is a constant. The user text is an f-string with prompt_data['Prompt'] and prompt_data['Explanation'].
-
-    Args:
-        source: Source code of gpt_eval.py or vllm_eval.py.
-
-    Raises:
-        ValueError: The source does not have this form.
+    is a constant. The user text is an f-string with prompt_data['Prompt'] and prompt_data['Explanation']. ValueError
+    for a source of another form.
     """
     texts = [
         value

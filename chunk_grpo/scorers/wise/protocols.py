@@ -63,17 +63,10 @@ _LINE = re.compile(r"(?:\*\*)?([a-z ]+?)(?:\*\*)?\s*[:：]\s*(?:\*\*)?\s*(-?\d+)
 
 
 def parse_answer(protocol: ProtocolName, answer: str) -> dict[str, int]:
-    """Parse the scores of an answer.
+    """Scores of an answer without reasoning: consistency, realism and aesthetic in 0 to 2, or score in 0 to 1.
 
-    Args:
-        protocol: Protocol of the answer: one line per label, in any order, each with a whole number.
-        answer: Text of the answer, without reasoning.
-
-    Returns:
-        Name to score: consistency, realism and aesthetic in 0 to 2, or score in 0 to 1.
-
-    Raises:
-        ValueError: The answer has another form, or a number is out of range; numbers are never clipped.
+    The answer has one line per label, in any order, each with a whole number. ValueError if it has another form, or a
+    number is out of range; numbers are never clipped.
     """
     rules = PROTOCOLS[protocol]
     scores: dict[str, int] = {}
@@ -105,11 +98,7 @@ def image_value(protocol: ProtocolName, scores: Mapping[str, int]) -> float:
 
 
 def category_of(protocol: ProtocolName, wise_id: int) -> str:
-    """Category of a prompt by its id, as in the original; the category names in its JSON vary.
-
-    Raises:
-        ValueError: The id is out of range.
-    """
+    """Category of a prompt by its id, as in the original; the category names in its JSON vary."""
     if not 1 <= wise_id <= NUM_PROMPTS:
         raise ValueError(f"wise_id must be 1 to {NUM_PROMPTS}, got {wise_id}")
     return next(name for name, last in PROTOCOLS[protocol].last_ids.items() if wise_id <= last)
