@@ -46,23 +46,20 @@ class Case:
 
 
 WISE = {"wise_id": 7, "explanation": "meaning 7"}
-WISE_FAULTS: list[tuple[dict[str, object], str]] = [
-    ({}, "wise_id must be a whole number from 1 to 1000, got None"),
-    ({"wise_id": "7", "explanation": "e"}, "got '7'"),
-    ({"wise_id": True, "explanation": "e"}, "got True"),
-    ({"wise_id": 0, "explanation": "e"}, "got 0"),
-    ({"wise_id": 1001, "explanation": "e"}, "got 1001"),
-    ({"wise_id": 7}, "explanation must be a text, got None"),
-    ({"wise_id": 7, "explanation": " "}, "explanation must be a text, got ' '"),
-]
 CASES = {
     "wise legacy": Case(
         wise, "wise/legacy/tiny-judge", WISE, OWN["legacy"].fill("prompt 1", "meaning 7"), GOOD, 0.8,
-        others=[{"protocol": "verified"}], faults=WISE_FAULTS,
+        others=[{"protocol": "verified"}],
+        faults=[
+            ({}, "wise_id must be a whole number from 1 to 1000, got None"),
+            *(({**WISE, "wise_id": wrong}, f"got {wrong!r}") for wrong in ("7", True, 0, 1001)),
+            ({"wise_id": 7}, "explanation must be a text, got None"),
+            ({"wise_id": 7, "explanation": " "}, "explanation must be a text, got ' '"),
+        ],
     ),
     "wise verified": Case(
         wise, "wise/verified/tiny-judge", WISE, OWN["verified"].fill("prompt 1", "meaning 7"), "Score: 1", 1.0,
-        others=[{"protocol": "legacy"}], faults=WISE_FAULTS, settings={"protocol": "verified"}, max_tokens=500,
+        others=[{"protocol": "legacy"}], faults=[], settings={"protocol": "verified"}, max_tokens=500,
     ),
     "vlm-judge": Case(
         vlm_judge, "stars/tiny-judge", {"text": "a"}, 'How many stars has "prompt 1"? a', "Stars: 3", 3.0,

@@ -108,23 +108,14 @@ JUDGES = ("wise", "vlm-judge", "questions")
 
 WEIGHTS = [
     ("clip", "model", "visual_projection.weight"),
-    ("pickscore", "model", "text_projection.weight"),
     ("imagereward", "model", "blip.visual_encoder.blocks.1.attn.proj.bias"),
-    ("imagereward", "model", "mlp.layers.4.weight"),
     ("hpsv2", "model", "visual.transformer.resblocks.1.attn.in_proj_bias"),
-    ("hpsv2", "model", "transformer.resblocks.0.mlp.c_fc.weight"),
-    ("hpsv3", "model", "model.embed_tokens.weight"),
     ("hpsv3", "model", "model.layers.1.mlp.up_proj.weight"),
-    ("hpsv3", "model", "visual.merger.ln_q.bias"),
-    ("hpsv3", "model", "rm_head.3.bias"),
     ("aesthetic", "model", "layers.6.weight"),
-    ("aesthetic", "encoder", "visual_projection.weight"),
     ("geneval", "detector", "class_predictor.bias"),
-    ("geneval", "classifier", "visual_projection.weight"),
 ]
-"""Kind, field of its settings, and a weight of that model."""
+"""Kind, field of its settings, and a weight of that model; one for each function that loads weights."""
 
-UNREADABLE_TOKENIZER = r"tokenizer: .* holds no readable BERT tokenizer \(\w+.*Fetch the files again"
 UNREADABLE_BACKBONE = r"backbone: a file in .*backbone cannot be read \(\w+"
 
 SMALLER = {"size": 24, "crop_size": 24}
@@ -132,26 +123,22 @@ DAMAGE = [
     ("clip", "model", "config.json", {"model_type": "siglip"}, "model: .* of type clip, but .*'siglip'"),
     ("clip", "model", "config.json", "version https://git-lfs", "model: .*config.json cannot be read"),
     ("clip", "model", "tokenizer.json", "{}", "model: .* holds no readable CLIP tokenizer"),
-    (
-        "clip",
-        "model",
-        "config.json",
-        {"text_config.eos_token_id": 7},
-        "model: .*ends .* number 519; .*needs 7",
-    ),
+    ("clip", "model", "config.json", {"text_config.eos_token_id": 7}, "model: .*ends .* number 519; .*needs 7"),
     ("pickscore", "processor", "preprocessor_config.json", SMALLER, "processor: .*24x24 .* takes 32x32"),
     ("imagereward", "model", "med_config.json", {"num_hidden_layers": 1}, "model: .*layer.1.* is unknown"),
     ("imagereward", "model", "med_config.json", {"num_attention_heads": ...}, "model: .* no Image.*_heads"),
-    ("imagereward", "tokenizer", "tokenizer_config.json", '{"do_lower_case": tr', UNREADABLE_TOKENIZER),
-    ("imagereward", "tokenizer", "tokenizer.json", "{}", UNREADABLE_TOKENIZER),
+    (
+        "imagereward",
+        "tokenizer",
+        "tokenizer.json",
+        "{}",
+        r"tokenizer: .* no readable BERT tokenizer \(\w+.*Fetch the fil",
+    ),
     ("imagereward", "tokenizer", "vocab.txt", "\n".join(WORDS[:-1]), f"tokenizer: .* {len(WORDS) + 1} tok"),
     ("hpsv3", "backbone", "config.json", {"image_token_id": 5}, "backbone.*image_token_id 5"),
     ("hpsv3", "backbone", "config.json", "{", UNREADABLE_BACKBONE),
     ("hpsv3", "backbone", "preprocessor_config.json", "[]", UNREADABLE_BACKBONE),
-    ("hpsv3", "backbone", "tokenizer.json", "{", UNREADABLE_BACKBONE),
     ("hpsv3", "backbone", "tokenizer.json", "{}", UNREADABLE_BACKBONE),
-    ("hpsv3", "backbone", "tokenizer_config.json", "[", UNREADABLE_BACKBONE),
-    ("hpsv3", "backbone", "tokenizer_config.json", '{"pad_token": 3}', UNREADABLE_BACKBONE),
     ("geneval", "detector", "preprocessor_config.json", "{", "detector: .* no Mask2Former image processor"),
 ]
 """Kind, field of its settings, a file, its new text or other values of its JSON (... for none), and what is said."""
@@ -239,7 +226,7 @@ def test_images_that_are_too_narrow_are_refused(kind, make):
 @pytest.mark.parametrize("kind", FILES)
 def test_narrow_images_are_scored(kind, make):
     scorer, given = make(kind), batch(kind)
-    for shape in ((1, 1), (1, 50), (50, 1), (8, 400)):
+    for shape in ((1, 50), (50, 1)):
         images = np.zeros((len(given), *shape, 3), dtype=np.uint8)
         assert np.isfinite(scorer.score(replace(given, images=images)).values).all()
 
@@ -322,7 +309,7 @@ def test_weights_are_exactly_the_networks(kind, field, name, change, words, make
     assert str(copy) not in str(models.users())
 
 
-@pytest.mark.parametrize(("kind", "field"), dict.fromkeys((kind, field) for kind, field, _ in WEIGHTS))
+@pytest.mark.parametrize(("kind", "field"), [(kind, field) for kind, field, _ in WEIGHTS])
 def test_a_file_cut_short_is_refused(kind, field, make, copied):
     copy, setting = copied(kind, field)
     path = weights_file(copy)

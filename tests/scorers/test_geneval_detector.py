@@ -49,9 +49,10 @@ def slow_postprocess(
     for query, logits in enumerate(classes.tolist()):
         total = sum(math.exp(logit) for logit in logits)
         pairs += [(math.exp(logit) / total, query, label) for label, logit in enumerate(logits[:-1])]
+    enlarged = [enlarge(enlarge(mask, *input_size), *image_size) for mask in masks.tolist()]
     found: list[Detection] = []
     for probability, query, label in sorted(pairs, reverse=True)[:100]:
-        large = enlarge(enlarge(masks[query].tolist(), *input_size), *image_size)
+        large = enlarged[query]
         inside = [(x, y, logit) for y, row in enumerate(large) for x, logit in enumerate(row) if logit > 0]
         certainty = sum(1 / (1 + math.exp(-logit)) for _, _, logit in inside) / (len(inside) + 1e-6)
         xs, ys = [x for x, _, _ in inside], [y for _, y, _ in inside]

@@ -18,7 +18,7 @@ from chunk_grpo.scorers.base import Pictures, ScoreBatch
 from chunk_grpo.scorers.ocr import Ocr, text_reward
 from chunk_grpo.scorers.running import registry
 from tests.scorers.drawn_text import all_drawn, drawn
-from tests.scorers.samples import weights
+from tests.scorers.samples import batch_of, weights
 
 pytestmark = pytest.mark.usefixtures("models")
 
@@ -79,11 +79,10 @@ def test_reward_is_flow_grpos() -> None:
 
 
 def test_drawn_words_are_read() -> None:
-    shown = ["OPEN", "Hello World", "NASA 2049\nopen now", "", "OPN"]
-    wanted = ["OPEN", "hello world", "NASA 2049 open now", "OPEN", "OPEN"]
+    shown, wanted = ["NASA 2049\nHello World", "", "OPN"], ["NASA 2049 hello world", "OPEN", "OPEN"]
     scores = ocr(batch_size=2).score(batch(all_drawn(shown), wanted))
-    np.testing.assert_allclose(scores.values, [1, 1, 1, 0, 0.75])
-    np.testing.assert_array_equal(scores.details["contained"], [1, 1, 1, 0, 0])
+    np.testing.assert_allclose(scores.values, [1, 0, 0.75])
+    np.testing.assert_array_equal(scores.details["contained"], [1, 0, 0])
 
 
 def test_rapidocr_gets_blue_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,40 +100,42 @@ def test_rapidocr_gets_blue_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_target_in_quotes() -> None:
-    prompts = ['a sign that says "OPEN" beside "CLOSED"', 'the word "12"']
-    scores = ocr(text_field=None).score(ScoreBatch(all_drawn(["OPEN", "13"]), prompts, [{}, {}], [0, 1]))
+    prompts = ['a sign that says "OPEN" beside "CLOSED"', 'the word "OPAL"']
+    scores = reading_open(text_field=None).score(batch_of(drawn("").repeat(2, axis=0), prompts))
     np.testing.assert_allclose(scores.values, [1, 0.5])
 
 
 def test_another_field() -> None:
-    given = ScoreBatch(drawn("OPEN"), ["a sign"], [{"words": "OPEN", "text": "CLOSED"}], [0])
-    assert ocr(text_field="words").score(given).values == [1]
+    given = ScoreBatch(drawn(""), ["a sign"], [{"words": "OPEN", "text": "CLOSED"}], [0])
+    assert reading_open(text_field="words").score(given).values == [1]
+
+
+def reading_open(**changes: Any) -> Ocr:
+    """A scorer that reads OPEN in every image."""
+    made = ocr(**changes)
+    made.__dict__["models"] = lambda image: "OPEN"
+    return made
 
 
 @pytest.mark.parametrize(
-    ("changes", "metadata", "said"),
+    ("field", "prompt", "metadata", "said"),
     [
-        (
-            {},
-            {"txt": "OPEN"},
-            r"needs the field 'text' with the text to be shown, got 'txt' \(text_field names it",
-        ),
-        ({}, {}, "needs the field 'text' .* got none"),
-        ({}, {"text": " "}, "field 'text' must be text, and not blank, got ' '"),
-        ({}, {"text": 12}, "field 'text' must be text, and not blank, got 12"),
-        ({"text_field": None}, {}, "in double quotes"),
+        ("text", "a", {"txt": "OPEN"}, r"needs the field 'text' with .*, got 'txt' \(text_field names it"),
+        ("text", "a", {}, "needs the field 'text' .* got none"),
+        ("text", "a", {"text": " "}, "field 'text' must be text, and not blank, got ' '"),
+        ("text", "a", {"text": 12}, "field 'text' must be text, and not blank, got 12"),
+        *((None, prompt, {}, "in double quotes") for prompt in ("a sign", 'a 12" pizza', 'a "" sign')),
     ],
 )
-@pytest.mark.parametrize("prompt", ["a sign", 'a 12" pizza', 'a "" sign'])
-def test_a_missing_target_is_refused(changes: dict[str, Any], metadata: dict[str, Any], said: str, prompt: str) -> None:
+def test_a_missing_target_is_refused(field: str | None, prompt: str, metadata: dict[str, Any], said: str) -> None:
     with pytest.raises(DataError, match=rf"^scorers\.signs: prompt .*{said}"):
-        ocr(**changes).score(ScoreBatch(drawn("OPEN"), [prompt], [metadata], [0]))
+        ocr(text_field=field).score(ScoreBatch(drawn("OPEN"), [prompt], [metadata], [0]))
 
 
 def test_models_of_a_folder(tmp_path: Path) -> None:
     for name in ("PP-OCRv6_det_small.onnx", "PP-OCRv6_rec_small.onnx"):
         shutil.copy(OWN_MODELS / name, tmp_path)
-    images = batch(all_drawn(["OPEN", "Helo"]), ["OPEN", "Hello"])
+    images = batch(drawn("Helo"), ["Hello"])
     own, other = ocr(), ocr(recogniser=weights(tmp_path))
     other.check()
     np.testing.assert_array_equal(other.score(images).values, own.score(images).values)

@@ -162,14 +162,7 @@ class TestInstructions:
             (None, "No such file"),
             ("1 +", "is no Python"),
             ("x = 1", "needs two texts in build_evaluation_messages, the system's and the user's; has 0"),
-            (
-                EVALUATOR.replace("['Prompt']", "['prompt']"),
-                r"line \d+: only text and Prompt and Explanation",
-            ),
-            (
-                EVALUATOR.replace("['Prompt']", "['Prompt']!r"),
-                r"line \d+: only text and Prompt and Explanation",
-            ),
+            (EVALUATOR.replace("['Prompt']", "['prompt']"), r"line \d+: only text and Prompt and Explanation"),
             (EVALUATOR.replace("['Prompt']", "['Explanation']"), "Explanation filled in, once each"),
             (EVALUATOR.replace('"Be fair."', "f\"{prompt_data['Prompt']}\""), "and only that"),
             (EVALUATOR.replace("Realism:", "Look:"), "does not request a line `Realism:`, .* legacy"),
