@@ -94,9 +94,9 @@ class PromptEncoder:
         self.vocabulary = len(tokenizer)
         self.reward_id, self.image_id = self._id(REWARD), self._id(IMAGE)
         self.padding_id = int(tokenizer.pad_token_id)
-        self._head = [*self._pieces(_BEFORE_IMAGE)]
+        self._head = self._pieces(_BEFORE_IMAGE)
         self._image_end = self._id("<|vision_end|>")
-        self._tail = [*self._pieces(_AFTER_REWARD)]
+        self._tail = self._pieces(_AFTER_REWARD)
 
     def encode(self, prompt: str, image_tokens: int) -> list[int]:
         """Token ids of the question: `image_tokens`, the number of merged patches, times image_id, once reward_id."""

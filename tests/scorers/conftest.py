@@ -31,7 +31,7 @@ def judge_server() -> Iterator[JudgeServer]:
 
 @pytest.fixture
 def make_wise(judge_server: JudgeServer, tmp_path: Path) -> Callable[..., Wise]:
-    """Makes scorers that ask it, by what is other than in `wise_cases.wise`."""
+    """Makes scorers that ask it, by what is other than in `judge_cases.wise`."""
 
     def make(**changes: Any) -> Wise:
         return wise(judge_server.url, tmp_path / "answers", **changes)

@@ -10,12 +10,11 @@ from chunk_grpo.scorers.base import Pictures
 SIDE = 256
 
 
-def drawn(text: str, size: int = 32, ink: str = "black", paper: str = "white") -> Pictures:
+def drawn(text: str) -> Pictures:
     """uint8 [1, SIDE, SIDE, 3] with the text in the middle."""
-    picture = Image.new("RGB", (SIDE, SIDE), paper)
-    place = (SIDE / 2, SIDE / 2)
-    font = ImageFont.load_default(size)
-    ImageDraw.Draw(picture).multiline_text(place, text, fill=ink, font=font, anchor="mm", align="center")
+    picture = Image.new("RGB", (SIDE, SIDE), "white")
+    place, font = (SIDE / 2, SIDE / 2), ImageFont.load_default(32)
+    ImageDraw.Draw(picture).multiline_text(place, text, fill="black", font=font, anchor="mm", align="center")
     return np.asarray(picture)[None]
 
 

@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -130,15 +130,10 @@ class JudgeServer:
         most_at_once: How many of them were under way at a time.
     """
 
-    def __init__(
-        self,
-        replies: Iterable[Reply] = (),
-        answer: Callable[[Request], Reply] = by_image,
-        models: Reply | None = None,
-        port: int = 0,
-    ) -> None:
-        self.replies, self.answer = deque(replies), answer
-        self.models = models or Reply(json.dumps({"object": "list", "data": [{"id": "tiny-judge"}]}).encode())
+    def __init__(self, port: int = 0) -> None:
+        self.replies = deque[Reply]()
+        self.answer: Callable[[Request], Reply] = by_image
+        self.models = Reply(json.dumps({"object": "list", "data": [{"id": "tiny-judge"}]}).encode())
         self.requests: list[Request] = []
         self.model_requests: list[Request] = []
         self.most_at_once = self._at_once = 0

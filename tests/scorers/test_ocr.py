@@ -25,6 +25,12 @@ pytestmark = pytest.mark.usefixtures("models")
 OWN_MODELS = Path(rapidocr.__file__).parent / "models"
 
 
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime's threads wait in loops, which takes more time than they save."""
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+
+
 def ocr(**changes: Any) -> Ocr:
     settings: dict[str, Any] = {"kind": "ocr", "splits": ("eval",), "batch_size": 4}
     return Ocr("signs", OcrScorer(**settings | changes))
@@ -93,7 +99,7 @@ def test_rapidocr_gets_blue_first(monkeypatch: pytest.MonkeyPatch) -> None:
         given.append(image)
         return SimpleNamespace(txts=None)  # as without text
 
-    monkeypatch.setattr("chunk_grpo.scorers.ocr_reader.RapidOCR", lambda params: engine)
+    monkeypatch.setattr("chunk_grpo.scorers.ocr.RapidOCR", lambda params: engine)
     red = np.full((1, 8, 8, 3), (255, 0, 1), np.uint8)
     assert ocr().score(batch(red, ["OPEN"])).values == [0]
     assert given[0][0, 0].tolist() == [1, 0, 255]
@@ -169,7 +175,6 @@ def test_release_of_rapidocr_is_part_of_the_identity(monkeypatch: pytest.MonkeyP
 
 def test_missing_packages_are_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rapidocr", None)
-    for module in ("chunk_grpo.scorers.ocr", "chunk_grpo.scorers.ocr_reader"):
-        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delitem(sys.modules, "chunk_grpo.scorers.ocr")
     with pytest.raises(ConfigError, match=r"kind ocr needs .*rapidocr.*; pip install -e .*\[ocr\]"):
         registry.make_scorer("signs", ocr().settings)

@@ -137,16 +137,6 @@ class TestYesProbability:
 
 
 class TestScores:
-    def test_the_number_in_the_answer(self, judge_server, make):
-        stars = {"prompt 1": "4", "prompt 2": "2.5", "prompt 3": "5"}
-        judge_server.answer = lambda request: Reply(
-            f"<think>Stars: 1?</think>Nice. Stars: {stars[request.text.split(chr(34))[1]]}"
-        )
-        assert make().score(batch_of(3, record={})).values.tolist() == [4.0, 2.5, 5.0]
-        unit = make(reading={**STARS, "scale": "unit"})
-        assert unit.score(batch_of(3, record={})).values.tolist() == [0.75, 0.375, 1.0]
-        assert unit.name == "stars/tiny-judge"
-
     def test_the_probability_of_yes(self, judge_server, make):
         judge_server.answer = lambda request: Reply(first_token({"Yes": 0.6, "No": 0.2}))
         scorer = make(reading=YES)

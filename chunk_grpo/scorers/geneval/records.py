@@ -112,10 +112,10 @@ def parse_record(value: object) -> GenEvalRecord:
     Raises:
         ValueError: The record is invalid; the message gives key, rule and value of each fault.
     """
-    problems = _form_problems(value)
-    if problems:
+    record, problems = _read(value)
+    if record is None:
         raise ValueError("; ".join(problems))
-    return GenEvalRecord.model_validate(value)
+    return record
 
 
 def record_problems(value: object) -> list[str]:
@@ -123,27 +123,25 @@ def record_problems(value: object) -> list[str]:
 
     Includes contradictions between `include` and `exclude`: `parse_record` accepts them, but no image can meet them.
     """
-    problems = _form_problems(value)
-    return problems or [str(problem) for problem in _contradictions(GenEvalRecord.model_validate(value))]
+    record, problems = _read(value)
+    return problems if record is None else list(map(str, _contradictions(record)))
 
 
-def _form_problems(value: object) -> list[str]:
+def _read(value: object) -> tuple[GenEvalRecord | None, list[str]]:
+    """The record, or None and the faults of its form."""
     if not isinstance(value, Mapping):
-        return [f"must be an object, got {show(value)}"]
+        return None, [f"must be an object, got {show(value)}"]
     try:
         record = GenEvalRecord.model_validate(value)
     except ValidationError as error:
-        return [str(problem) for problem in schema_problems(error, value, GenEvalRecord)]
-    return [
-        str(
-            Problem(
-                ("include", number, "position"),
-                f"must name an earlier clause by its number from 0, got {clause.position[1]}",
-            )
-        )
+        return None, list(map(str, schema_problems(error, value, GenEvalRecord)))
+    rule = "must name an earlier clause by its number from 0, got"
+    faults = [
+        str(Problem(("include", number, "position"), f"{rule} {clause.position[1]}"))
         for number, clause in enumerate(record.include)
         if clause.position and not 0 <= clause.position[1] < number
     ]
+    return (None, faults) if faults else (record, [])
 
 
 def _contradictions(record: GenEvalRecord) -> Iterator[Problem]:

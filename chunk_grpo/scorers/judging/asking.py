@@ -45,11 +45,7 @@ class JudgeScorer(ConfiguredScorer[Settings]):
 
     @property
     def wording(self) -> Mapping[str, str]:
-        """Digests of the questions' wording, as far as it is not in the settings.
-
-        Raises:
-            DataError: A file with the wording cannot be read.
-        """
+        """Digests of the questions' wording, as far as it is not in the settings. Reads its file."""
         return {}
 
     def answer(self, reply: bytes) -> str:
@@ -120,11 +116,9 @@ class JudgeScorer(ConfiguredScorer[Settings]):
 
 
 def question_key(pixels: NDArray[np.uint8], *words: object) -> str:
-    """Key of a question. It hashes pixels, not PNG bytes, which differ between encoder versions.
+    """Key of a question: hash of its images' pixels, [H, W, 3] or [2, H, W, 3], and JSON values that identify it.
 
-    Args:
-        pixels: uint8 [H, W, 3], or [2, H, W, 3] of two images.
-        words: JSON values that identify the question.
+    Pixels, since PNG bytes differ between encoder versions.
     """
     question = json.dumps([*words, pixels.shape])
     return hashlib.sha256(question.encode() + pixels.tobytes()).hexdigest()
