@@ -2,6 +2,7 @@
 
 import copy
 import re
+import time
 import typing
 from pathlib import Path
 
@@ -340,6 +341,34 @@ def test_unusable_file_error_names_the_line(content: bytes, message: str, tmp_pa
     assert message in fails(write(tmp_path, content))
     assert fails(tmp_path / "other.yaml").startswith(f"{tmp_path}/other.yaml: no such file. Run from the")
     assert fails(tmp_path) == f"{tmp_path}: cannot be read (Is a directory)."
+
+
+DEEP = "must have at most 50 levels, got more; an alias must not be inside its own anchor"
+LONG = "must have at most 100000 values with aliases expanded, got more; use fewer aliases"
+BOMB = "\n".join(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}' if level else '1'] * 10)}]" for level in range(10))
+"""Ten levels of ten aliases: ten billion values."""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("model: &m [*m]\n", DEEP, id="a list that holds itself"),
+        pytest.param("model: " + "[" * 600 + "]" * 600 + "\n", DEEP, id="600 levels"),
+        pytest.param(BOMB, LONG, id="aliases of aliases"),
+    ],
+)
+def test_oversized_yaml_is_refused_quickly(text: str, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path, text.encode())
+    begin = time.process_time()
+    assert fails(path) == f"{path}: {message}"
+    assert time.process_time() - begin < 30  # minutes without the bound
+
+
+def test_aliases_may_still_be_used(tmp_path: Path) -> None:
+    text = (ROOT / "params.yaml").read_text()
+    assert text.count("height: 32\n") == text.count("width: 32\n") == 2
+    text = text.replace("height: 32\n", "height: &side 32\n", 1).replace("width: 32\n", "width: *side\n")
+    assert load_params(write(tmp_path, text.encode())) == load_params(ROOT / "params.yaml")
 
 
 def test_numbers_are_read_as_dvc_reads_them(tmp_path: Path) -> None:
