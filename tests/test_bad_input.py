@@ -8,7 +8,6 @@ beside its code: tests/test_config.py, tests/test_variants_config.py, tests/prom
 
 import io
 import shutil
-import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 
 from tests.conftest import CHECKPOINT, Workspace, any_prompt, prompt_file
 from tests.params_edits import Edit, put
+from tests.small_files import small_files
 
 CONFIGURATION, DATA = 2, 3
 NO_MODEL = "nowhere/at/all"
@@ -32,18 +32,13 @@ def workspace(workspace: Workspace) -> Workspace:
     return workspace
 
 
-def refused(workspace: Workspace, stage: str, code: int, *prefix: str, **changes: str) -> str:
+def refused(workspace: Workspace, stage: str, code: int, **changes: str) -> str:
     """The message with which a stage ends; the checks that every case shares."""
     before = workspace.files()
-    if prefix:
-        with workspace.process(stage, *prefix, **changes) as process:
-            _, errors = process.communicate(timeout=120)
-        status = process.returncode
-    else:
-        run = workspace.run_as_recorded if stage == "train" else workspace.run  # records need the model
-        with redirect_stderr(io.StringIO()) as stderr:
-            status = run(stage, **changes)
-        errors = stderr.getvalue()
+    run = workspace.run_as_recorded if stage == "train" else workspace.run  # records need the model
+    with redirect_stderr(io.StringIO()) as stderr:
+        status = run(stage, **changes)
+    errors = stderr.getvalue()
     message = errors[errors.find("error: ") :].rstrip("\n")  # after lines of progress, if there were any
     assert status == code, errors
     assert "Traceback" not in errors
@@ -157,15 +152,10 @@ def test_missing_s3_credentials(workspace: Workspace) -> None:
     assert message.startswith("s3://nobody/scores.parquet: cannot write: no S3 credentials (Unable to locate")
 
 
-LIMIT = "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
-LIMITED = f"import os, resource, sys; {LIMIT}; os.execvp(sys.argv[1], sys.argv[1:])"
-SMALL_FILES = [sys.executable, "-c", LIMITED]
-"""Lets its process write no file above 4 KiB: what comes nearest to a full disk without a mount."""
-
-
 def test_no_space_left(workspace: Workspace) -> None:
     """There is room for the first probe, and none for the pictures; the older result stays."""
     workspace.edit(put("model.checkpoint", str(CHECKPOINT)))
-    message = refused(workspace, "generate_base", DATA, *SMALL_FILES)
+    with small_files():
+        message = refused(workspace, "generate_base", DATA)
     assert message.startswith("artifacts/images/base/images.parquet: cannot write: ")
     assert "File too large" in message

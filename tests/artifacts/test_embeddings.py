@@ -1,8 +1,6 @@
 """Embeddings in shards: what is written is read back by row, in bounded memory; damage is found at opening."""
 
-import resource
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from torch import Tensor
 from chunk_grpo.artifacts import output_dir, read_table
 from chunk_grpo.artifacts.embeddings import Embeddings, distinct_prompts, open_embeddings, write_embeddings
 from chunk_grpo.errors import DataError
+from tests.small_files import small_files
 
 NAMES = ("prompt_embeds", "pooled")
 PROMPTS = [("a", "one"), ("b", "two"), ("c", "one"), ("d", "three"), ("e", "four"), ("f", "five")]
@@ -199,17 +198,6 @@ def test_damage_is_found_when_they_are_opened(change: str, message: str, tmp_pat
         open_embeddings(folder),
     ):
         pass
-
-
-@contextmanager
-def small_files() -> Iterator[None]:
-    """Inside, this process can write no file above 4 KiB, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_reports_full_disk_and_leaves_no_file(tmp_path: Path) -> None:
