@@ -8,10 +8,8 @@ from typing import Any
 from chunk_grpo.config import Params
 from chunk_grpo.config.scorer_settings import ScorerSettings
 from chunk_grpo.errors import DataError
+from chunk_grpo.prompts.rows import SHOWN
 from chunk_grpo.prompts.splits import Split
-
-_SHOWN = 20
-"""Maximum number of prompts that a message lists."""
 
 
 def data_needs(params: Params) -> dict[str, Any]:
@@ -61,6 +59,6 @@ def _faults(settings: ScorerSettings, split: Split) -> Iterator[str]:
 def _refuse(key: str, faults: Sequence[str]) -> None:
     if not faults:
         return
-    more = [f"  and {len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else []
+    more = [f"  and {len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
     head = f"{key}: {len(faults)} prompt{'s' if len(faults) > 1 else ''} cannot be judged"
-    raise DataError("\n".join([head, *faults[:_SHOWN], *more]))
+    raise DataError("\n".join([head, *faults[:SHOWN], *more]))

@@ -25,9 +25,8 @@ from chunk_grpo.prompts.coco import coco_prompts
 from chunk_grpo.prompts.dpg import read_dpg
 from chunk_grpo.prompts.findings import Findings, beginning, dropped
 from chunk_grpo.prompts.geneval import content_key, read_geneval, read_geneval_benchmark
-from chunk_grpo.prompts.hub import local_file
 from chunk_grpo.prompts.pictures import check_pictures
-from chunk_grpo.prompts.read import read_prompt_file
+from chunk_grpo.prompts.read import local_file, read_prompt_file
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptReport, PromptRow
 from chunk_grpo.prompts.wise import read_wise
 from chunk_grpo.seeding import derive_seed
