@@ -67,7 +67,7 @@ def read_picture(path: Path) -> NDArray[np.uint8]:
 
 
 def check_picture(path: Path) -> tuple[int, int]:
-    """Check a picture file by its header; decode it only if it could be transparent. Upright width and height.
+    """Upright width and height of a picture file, checked by its header; decoded only if it could be transparent.
 
     DataError as `decode_image`, but that a damaged body is not noticed.
     """
@@ -91,7 +91,7 @@ def _opened(source: Path | IO[bytes], name: str, advice: str = "Replace it.") ->
         raise DataError(f"image {name}: not a readable picture ({error}). {advice}") from error
 
 
-def _check_header(image: Image.Image) -> None:
+def _check_header(image: Any) -> None:
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise ValueError(f"must have at most {MAX_PIXELS:,} pixels, got {width} x {height}")
@@ -102,7 +102,8 @@ def _check_header(image: Image.Image) -> None:
         raise ValueError(f"must have 8 or 16 bits a channel, got Pillow's mode {image.mode}; {_SAVE}")
     if image.format == "TIFF":
         _check_tags(image)
-    if image.format == "PNG" and "transparency" in image.info and "16" in _raw_mode(image):
+    samples = str(image.tile[0][3]) if image.tile else ""  # Pillow's name of them in a PNG, such as RGB;16B
+    if image.format == "PNG" and "transparency" in image.info and "16" in samples:
         raise ValueError("must be opaque, got 16 bits a channel with a transparent colour; put it on a background")
 
 
@@ -113,11 +114,6 @@ def _check_tags(image: Any) -> None:
         raise ValueError(f"must have unsigned samples of at most 16 bits, got {bits} of format {kinds}; {_SAVE}")
     if _has_16_bits(image) and image.tag_v2.get(_PHOTOMETRIC) != 1:
         raise ValueError(f"must have 65535 as white, got 0 as white; {_SAVE}")
-
-
-def _raw_mode(image: Any) -> str:
-    """Pillow's name of the samples in a PNG, such as RGB;16B."""
-    return str(image.tile[0][3]) if image.tile else ""
 
 
 def _has_16_bits(image: Image.Image) -> bool:

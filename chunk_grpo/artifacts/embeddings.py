@@ -111,9 +111,8 @@ class _Shard:
 
     def add(self, row: Mapping[str, Tensor]) -> int:
         """Copy a row; return its number."""
-        if {n: (t.shape, t.dtype) for n, t in row.items()} != {
-            n: (t.shape[1:], t.dtype) for n, t in self._tensors.items()
-        }:
+        held = {name: (tensor.shape[1:], tensor.dtype) for name, tensor in self._tensors.items()}
+        if {name: (tensor.shape, tensor.dtype) for name, tensor in row.items()} != held:
             raise ValueError("all rows must have tensors of the same names, shapes and types")
         for name, tensor in row.items():
             self._tensors[name][self._count] = tensor

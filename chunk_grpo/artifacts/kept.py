@@ -19,6 +19,8 @@ dvc.lock has its outputs."""
 
 Row = dict[str, Any]
 
+_RESULTS = "results"
+
 _DVC = "DVC_ROOT"
 """Variable that DVC sets for the commands of stages."""
 
@@ -30,14 +32,12 @@ class Kept:
     them when the stage runs again. A kill in between would lose the computation.
     """
 
-    _NAME = "results"
-
     def __init__(self, folder: Path, outputs: Mapping[str, str]) -> None:
         """Create no files yet; this computation alone uses `folder`.
 
         `outputs` has paths by name. At least one is a file with content of its own.
         """
-        self.folder, self._outputs, self._results = folder, outputs, folder / self._NAME
+        self.folder, self._outputs, self._results = folder, outputs, folder / _RESULTS
 
     def rows(self, part: int, make: Callable[[], list[Row]]) -> list[Row]:
         """Rows of the scores table of a part. If it has none yet, `make` makes them, and one step writes them."""
@@ -107,18 +107,13 @@ class Kept:
     def _path(self, part: int) -> Path:
         return self.folder / f"batch-{part:06d}.parquet"
 
-    @classmethod
-    def all_results(cls, root: Path) -> list[Path]:
-        """Folders of all kept results of a workspace."""
-        return sorted((root / KEPT).glob(f"*/{cls._NAME}"))
-
 
 def forget_recorded(root: Path = Path(), remove_copies: Callable[[str], None] | None = None) -> None:
     """Remove the computations of a workspace whose outputs dvc.lock has.
 
     `remove_copies` removes copies of checkpoints at a location; None: trainings with copies stay.
     """
-    if not (kept := Kept.all_results(root)):
+    if not (kept := sorted((root / KEPT).glob(f"*/{_RESULTS}"))):
         return
     lock, copies = root / "dvc.lock", os.environ.get(CHECKPOINTS)
     recorded = lock.read_text("utf-8") if lock.exists() else ""

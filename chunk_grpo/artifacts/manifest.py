@@ -86,7 +86,7 @@ def measured_run(stage: str, location: Location) -> Iterator[Notes]:
         cpu=cpu_name(),
         cpu_count=os.cpu_count() or 1,
         accelerator=_accelerator(),
-        commit=_commit(),
+        commit=output_of("git", "rev-parse", "HEAD"),
         notes=notes,
     )
     write_json(asdict(manifest), location)
@@ -144,10 +144,6 @@ def _accelerator() -> str | None:
     if torch is None or not torch.cuda.is_available():
         return None
     return str(torch.cuda.get_device_name())
-
-
-def _commit() -> str | None:
-    return output_of("git", "rev-parse", "HEAD")
 
 
 def output_of(*command: str) -> str | None:

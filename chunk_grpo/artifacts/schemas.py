@@ -114,9 +114,8 @@ SCHEMAS: dict[SchemaName, TableSchema] = {
             key=("prompt_id",),
             records=("metadata",),
         ),
-        _schema(
-            "pictures", 1, {"prompt_id": _TEXT, "picture": _TEXT}, key=("prompt_id",)
-        ),  # name of the file beside it
+        # `picture` is the name of the file beside it.
+        _schema("pictures", 1, {"prompt_id": _TEXT, "picture": _TEXT}, key=("prompt_id",)),
         _schema(
             "embeddings",
             2,

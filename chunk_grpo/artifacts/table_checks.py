@@ -75,11 +75,8 @@ def _broken(table: pa.Table, schema: TableSchema, of: Mapping[str, object]) -> I
             known = pc.is_in(column, pa.array(schema.choices[name]))
             yield name, f"be one of {', '.join(schema.choices[name])}", pc.invert(known)
         if name in schema.records:
-            yield (
-                name,
-                "be a JSON object",
-                pa.chunked_array([[not _is_record(text.as_py()) for text in column]]),
-            )
+            broken = [not _is_record(text.as_py()) for text in column]
+            yield name, "be a JSON object", pa.chunked_array([broken])
     for name, reason in schema.reasons.items():
         if {name, reason} <= set(table.column_names):
             has_reason = pc.fill_null(pc.not_equal(table[reason], ""), False)

@@ -115,16 +115,12 @@ def schema_problems(error: ValidationError, raw: Mapping[str, Any], model: type[
     for detail, place in zip(details, places, strict=True):
         if detail["type"] == "extra_forbidden" or (detail["type"] == "missing" and place in explained):
             continue
-        if (
-            detail["type"] == "too_short" and detail["input"]
-        ):  # empty only because its invalid items, already reported, were dropped
+        # Empty only because its invalid items, already reported, were dropped.
+        if detail["type"] == "too_short" and detail["input"]:
             continue
-        problems.append(Problem(_place(detail["type"], place), _text(detail)))
+        of_kind = detail["type"] in ("union_tag_invalid", "union_tag_not_found")
+        problems.append(Problem((*place, "kind") if of_kind else place, _text(detail)))
     return problems
-
-
-def _place(kind: str, place: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    return (*place, "kind") if kind in ("union_tag_invalid", "union_tag_not_found") else place
 
 
 def _text(detail: Mapping[str, Any]) -> str:

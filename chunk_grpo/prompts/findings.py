@@ -99,11 +99,7 @@ class Findings:
         """Findings of the problems that are not refused."""
         return tuple(
             Finding(
-                what,
-                action(rules, kind),
-                source,
-                tuple(line for line, _ in found),
-                tuple(text for _, text in found),
+                what, action(rules, kind), source, tuple(line for line, _ in found), tuple(text for _, text in found)
             )
             for (kind, what, source), found in self._found.items()
         )
