@@ -102,8 +102,8 @@ def _check_header(image: Any) -> None:
         raise ValueError(f"must have 8 or 16 bits a channel, got Pillow's mode {image.mode}; {_SAVE}")
     if image.format == "TIFF":
         _check_tags(image)
-    samples = str(image.tile[0][3]) if image.tile else ""  # Pillow's name of them in a PNG, such as RGB;16B
-    if image.format == "PNG" and "transparency" in image.info and "16" in samples:
+    # A tile's last entry is Pillow's name of the samples, such as RGB;16B.
+    if image.format == "PNG" and "transparency" in image.info and image.tile and "16" in str(image.tile[0][3]):
         raise ValueError("must be opaque, got 16 bits a channel with a transparent colour; put it on a background")
 
 
