@@ -54,7 +54,7 @@ def read_dpg(location: Location, rules: PromptChecks, count: int | None = None) 
             findings.add("format", _FAULT, source, row.line, f"item {row.metadata['item_id']}: {error}")
     if rules.duplicates == "drop":
         rules = rules.model_copy(update={"duplicates": "keep"})
-    taken = check_prompts(rows, rules, findings).part(0, count)
+    taken = check_prompts(rows, rules, findings).first(count)
     if len(taken.rows) == NUM_PROMPTS:
         return taken
     return taken.noted([f"{source}: {len(taken.rows)} of DPG-Bench's {NUM_PROMPTS:,} prompts"])

@@ -58,7 +58,7 @@ def read_geneval(location: Location, rules: PromptChecks, limit: int | None = No
 
 def read_geneval_benchmark(location: Location, rules: PromptChecks, count: int | None = None) -> CheckedPrompts:
     """`read_geneval` of the first `count` prompts (None: all), with a note if they are not the official ones."""
-    taken = read_geneval(location, rules).part(0, count)
+    taken = read_geneval(location, rules).first(count)
     return taken.noted(_notes(str(location), taken.rows))
 
 

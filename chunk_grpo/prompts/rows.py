@@ -126,9 +126,9 @@ class CheckedPrompts:
     report: PromptReport = field(repr=False)
     """Report of reading them; `used` is the number of `rows`."""
 
-    def part(self, first: int, end: int | None) -> CheckedPrompts:
-        """Prompts from position `first` up to `end` (exclusive; None: to the last)."""
-        rows = self.rows[first:end]
+    def first(self, count: int | None) -> CheckedPrompts:
+        """The first prompts; None: all."""
+        rows = self.rows[:count]
         return CheckedPrompts(rows, replace(self.report, used=len(rows)))
 
     def noted(self, notes: Sequence[str]) -> CheckedPrompts:

@@ -138,10 +138,10 @@ def _files(settings: PromptsParams, read_file: Callable[..., CheckedPrompts]) ->
         _require(drawn, settings.train_count, "prompts.train_count", "train_file", settings)
         held_out = read_file(settings.eval_file, "prompts.eval_file")
         _require(held_out, settings.eval_count, "prompts.eval_count", "eval_file", settings)
-        evaluated = held_out.part(0, settings.eval_count)
+        evaluated = held_out.first(settings.eval_count)
         train = _without_shared(drawn, evaluated, settings, content)
         _require(train, settings.train_count, "prompts.train_count", "train_file", settings)
-        train = train.part(0, settings.train_count)
+        train = train.first(settings.train_count)
     yield Split("train", train.rows, train.report)
     yield Split("eval", evaluated.rows, evaluated.report)
 
@@ -150,7 +150,7 @@ def _of_one_file(
     drawn: CheckedPrompts, settings: PromptsParams, content: Content
 ) -> tuple[CheckedPrompts, CheckedPrompts]:
     """The first prompts are trained on; those after them with other contents are evaluated on."""
-    train = drawn.part(0, settings.train_count)
+    train = drawn.first(settings.train_count)
     known = {content(row) for row in train.rows}
     after = drawn.rows[settings.train_count :]
     others = tuple(row for row in after if content(row) not in known)
@@ -236,7 +236,7 @@ def _benchmark(
         return Split(name, coco_prompts(benchmark.count, benchmark.seed, part))
     if isinstance(benchmark, FilePrompts):
         key = f"prompts.benchmarks.{name}.file"
-        checked = read_file(benchmark.file, key, plain=True).part(0, benchmark.count)
+        checked = read_file(benchmark.file, key, plain=True).first(benchmark.count)
     elif isinstance(benchmark, GenEvalPrompts):
         checked = read_geneval_benchmark(benchmark.path, settings.checks, benchmark.count)
     elif isinstance(benchmark, DpgPrompts):

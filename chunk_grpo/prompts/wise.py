@@ -75,7 +75,7 @@ def read_wise(
             f"{len(missing)} are missing: {_ranges(missing)}. Give all files of the version, or choose "
             "`missing_ids: report`."
         )
-    taken = checked.part(0, count)
+    taken = checked.first(count)
     missing = _missing(taken.rows)
     return taken.noted([f"WISE ({version}): {len(missing)} ids are missing: {_ranges(missing)}"] if missing else [])
 

@@ -175,7 +175,7 @@ class TestLengths:
             ("longer than t5's 3 tokens", "keep", (4,)),
         ]
         assert report.findings[2].messages == ("4 tokens of t5, which takes 3: 'a b c d'",)
-        used = found.part(0, 2)
+        used = found.first(2)
         assert check_lengths(used.rows, used.report, STRICT, LIMITS) == used.report
 
     def test_long_prompts_are_refused_together(self, tmp_path: Path) -> None:
