@@ -34,16 +34,16 @@ from pathlib import Path
 from typing import Any
 
 from chunk_grpo.artifacts import write_json, write_text
-from chunk_grpo.config import parse_params, read_raw_params
+from chunk_grpo.config import parse_params
 from chunk_grpo.errors import ChunkGrpoError, ConfigError, Stopped
 from chunk_grpo.orchestration.commands import require_clone
-from chunk_grpo.orchestration.presets import composed, overridden
+from chunk_grpo.orchestration.presets import overridden
 from chunk_grpo.planning.machines import GPUS
 from chunk_grpo.stopping import STOP
 from infra.accept_page import page
 from infra.accept_steps import KINDS, STEPS, Found
 from infra.accept_trial import Trial, kind_of, machine_of, smaller, visible_cards
-from infra.command_line import command_parser
+from infra.command_line import command_parser, positive, raw_params
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMAT = "chunk_grpo.acceptance/1"
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _accept(options: argparse.Namespace) -> int:
     references = _references(options.reference)
     cards = visible_cards()
-    raw, source = _raw(options.preset)
+    raw, source = raw_params(ROOT, options.preset, ROOT / "params.yaml")
     params = parse_params(raw, source)
     variant = next(iter(params.variants))
     changes = smaller(params, len(cards) or params.train.cpu_processes)
@@ -75,9 +75,9 @@ def _accept(options: argparse.Namespace) -> int:
         shutil.rmtree(out / "workspace", ignore_errors=True)
     planned = machine_of(cards, options.gpu, options.tflops)
     with (out / "log.txt").open("w", encoding="utf-8", buffering=1) as log:
-        trial = Trial(ROOT, out.resolve(), params, small, cards, planned, log)
-        trial.references, trial.hpsv3_python = references, options.hpsv3_python
-        trial.knows_rate = bool(options.gpu or options.tflops or (cards and kind_of(cards[0])))
+        knows_rate = bool(options.gpu or options.tflops or (cards and kind_of(cards[0])))
+        given = references, options.hpsv3_python, knows_rate
+        trial = Trial(ROOT, out.resolve(), params, small, cards, planned, log, *given)
         found: dict[str, Any] = {
             "format": FORMAT,
             "preset": params.composed_from,
@@ -130,12 +130,6 @@ def found_by(check: Callable[[Trial], Found], trial: Trial) -> Found:
         return Found("fail", said, {"last lines": [first, *lines]})
 
 
-def _raw(preset: str | None) -> tuple[dict[str, Any], str]:
-    if preset is None:
-        return dict(read_raw_params(ROOT / "params.yaml")), "params.yaml"
-    return composed(ROOT, preset), f"conf/preset/{preset}.yaml"
-
-
 def _references(given: Sequence[str]) -> dict[str, Path]:
     found = {}
     for text in given:
@@ -153,7 +147,7 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument("--preset", help="preset of conf/ (default: params.yaml, with its edits)")
     own.add_argument("--out", type=Path, help="folder of the results (default: accept/PRESET)")
     own.add_argument("--gpu", choices=sorted(GPUS), help="kind of GPU in the plan (default: by the driver)")
-    own.add_argument("--tflops", type=float, help="TFLOP/s that a GPU reaches, of a kind that the plan lacks")
+    own.add_argument("--tflops", type=positive, help="TFLOP/s that a GPU reaches, of a kind that the plan lacks")
     own.add_argument(
         "--reference",
         action="append",

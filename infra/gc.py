@@ -11,21 +11,15 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.filesize import decimal
 
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.orchestration.cache import (
-    by_output,
-    cache_for_removal,
-    cache_of,
-    remove_unused,
-    unused_files,
-)
+from chunk_grpo.orchestration.cache import by_output, cache_for_removal, cache_of, remove_unused, unused_files
 from chunk_grpo.orchestration.commands import require_clone
 from chunk_grpo.orchestration.unfinished import Unfinished, unfinished
 from infra.command_line import command_parser
@@ -35,9 +29,40 @@ _DAY = 86400
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Report or remove; return the exit code: 0, or that of the error."""
+    """Report what may be removed, and remove it with --delete; return 0.
+
+    Refused while a run is active, and if the cache may have other users, or what names results is unreadable.
+    """
     options = parser().parse_args(argv)
-    collect(options)
+    checkout = options.checkout.resolve()
+    require_clone(checkout)
+    home = Path(os.environ.get("PREFECT_HOME") or checkout / ".prefect").resolve()
+    checkouts = [checkout, *map(_repository, options.others)]
+    if options.checkpoints < 1:
+        raise ConfigError(
+            f"--checkpoints: must be at least 1 day, got {options.checkpoints:g}; newer ones may be in use"
+        )
+    cache = cache_of(checkout)
+    if options.delete and not (options.others or options.alone or cache.resolve().is_relative_to(checkout)):
+        raise ConfigError(
+            f"{cache}: is not in the checkout, so other checkouts may use it, and their results would be removed; name "
+            "each with --with FOLDER, or add --alone (make gc OPTIONS=--alone)"
+        )
+    with cache_for_removal(checkouts, delete=options.delete) as is_free:
+        unused = unused_files(checkouts)
+        groups = {name: sum(file.stat().st_size for file in files) for name, files in by_output(cache, unused).items()}
+        oldest = time.time() - _DAY * options.checkpoints
+        states = [checkout / ".ckpt", home / "state" / ".ckpt"]
+        stopped = unfinished(states, [*checkouts, *(home / "runs").glob("*")])
+        if options.delete:
+            remove_unused(checkouts)
+            for each in stopped:
+                if each.time < oldest:
+                    each.remove()
+    lines = [*_report(cache, groups, len(unused), stopped, oldest, deleted=options.delete)]
+    if not options.delete:
+        lines.append("`make gc DELETE=1` removes this." if is_free else "A run is active: nothing can be removed now.")
+    sys.stdout.write("\n".join([*lines, ""]))
     return 0
 
 
@@ -65,51 +90,8 @@ def parser() -> argparse.ArgumentParser:
     return own
 
 
-def collect(options: argparse.Namespace) -> None:
-    """Report what may be removed, and remove it with `delete`.
-
-    Refused while a run is active, and if the cache may have other users, or what names results is unreadable.
-    """
-    checkout = options.checkout.resolve()
-    require_clone(checkout)
-    home = Path(os.environ.get("PREFECT_HOME") or checkout / ".prefect").resolve()
-    checkouts = [checkout, *map(_repository, options.others)]
-    if options.checkpoints < 1:
-        raise ConfigError(
-            f"--checkpoints: must be at least 1 day, got {options.checkpoints:g}; newer ones may be in use"
-        )
-    cache = cache_of(checkout)
-    if options.delete and not (options.others or options.alone or cache.resolve().is_relative_to(checkout)):
-        raise ConfigError(
-            f"{cache}: is not in the checkout, so other checkouts may use it, and their results would be removed; name "
-            "each with --with FOLDER, or add --alone (make gc OPTIONS=--alone)"
-        )
-    with cache_for_removal(checkouts, delete=options.delete) as is_free:
-        unused = unused_files(checkouts)
-        groups = {name: _size(files) for name, files in by_output(cache, unused).items()}
-        oldest = time.time() - _DAY * options.checkpoints
-        states = [checkout / ".ckpt", home / "state" / ".ckpt"]
-        stopped = unfinished(states, [*checkouts, *(home / "runs").glob("*")])
-        if options.delete:
-            remove_unused(checkouts)
-            for each in stopped:
-                if each.time < oldest:
-                    each.remove()
-    console = Console(highlight=False, soft_wrap=True)
-    for line in _report(cache, groups, len(unused), stopped, oldest, deleted=options.delete):
-        console.print(line, markup=False)
-    if not options.delete:
-        console.print("`make gc DELETE=1` removes this." if is_free else "A run is active: nothing can be removed now.")
-
-
 def _report(
-    cache: Path,
-    groups: Mapping[str, int],
-    count: int,
-    stopped: Sequence[Unfinished],
-    oldest: float,
-    *,
-    deleted: bool,
+    cache: Path, groups: Mapping[str, int], count: int, stopped: Sequence[Unfinished], oldest: float, *, deleted: bool
 ) -> Iterator[str]:
     verb = "removed" if deleted else "would be removed"
     yield f"{cache}: {count} files, {decimal(sum(groups.values()))}, {verb}"
@@ -127,7 +109,3 @@ def _repository(folder: Path) -> Path:
     if not (folder / ".git").exists():
         raise ConfigError(f"--with: must be a checkout, got {folder}, which has no .git")
     return folder.resolve()
-
-
-def _size(files: Iterable[Path]) -> int:
-    return sum(file.stat().st_size for file in files)

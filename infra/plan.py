@@ -8,26 +8,24 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from rich.console import Console
 
-from chunk_grpo.config import Params, load_params, parse_params
+from chunk_grpo.config import Params, parse_params
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.planning.machines import GPUS, machine
 from chunk_grpo.stopping import stop_seconds
-from infra.command_line import command_parser
+from infra.command_line import command_parser, count, positive, raw_params
 
 ROOT = Path(__file__).resolve().parents[1]
-T = TypeVar("T", int, float)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Plan and print; return the exit code: 2 for invalid input, or with --strict for a run that cannot work."""
     options = parser().parse_args(argv)
-    params = _params(options)
+    params = parse_params(*raw_params(ROOT, options.preset, options.params))
     if options.variant:
         params = only(params, options.variant)
     sys.stderr.write(f"tracing passes of {params.model.checkpoint}, which takes ten seconds or more\n")
@@ -56,14 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return ConfigError.exit_code if options.strict and not plan.fits else 0
 
 
-def _params(options: argparse.Namespace) -> Params:
-    if options.preset is None:
-        return load_params(options.params)
-    from chunk_grpo.orchestration.presets import composed  # here: importing DVC takes half a second
-
-    return parse_params(composed(ROOT, options.preset), f"conf/preset/{options.preset}.yaml")
-
-
 def only(params: Params, variants: Sequence[str]) -> Params:
     """The parameters with these of their variants."""
     unknown = [name for name in variants if name not in params.variants]
@@ -72,42 +62,21 @@ def only(params: Params, variants: Sequence[str]) -> Params:
     return params.model_copy(update={"variants": {name: params.variants[name] for name in variants}})
 
 
-def _positive(text: str) -> float:
-    value = _number(text, float, "a number")
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
-    return value
-
-
-def _number(text: str, kind: Callable[[str], T], what: str) -> T:
-    try:
-        return kind(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be {what}, got {text!r}") from None
-
-
-def _count(text: str) -> int:
-    value = _number(text, int, "a whole number")
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return value
-
-
 def parser() -> argparse.ArgumentParser:
     own = command_parser("plan", __doc__)
     source = own.add_mutually_exclusive_group()
     source.add_argument("--params", type=Path, default=ROOT / "params.yaml", help="parameters to plan")
     source.add_argument("--preset", help="preset of conf/ to plan instead")
     own.add_argument("--variant", action="append", help="variant to plan; repeat it for more (default: all)")
-    own.add_argument("--gpus", type=_count, default=1, help="GPUs at hand")
-    own.add_argument("--machines", type=_count, default=1, help="machines that they are in")
+    own.add_argument("--gpus", type=count, default=1, help="GPUs at hand")
+    own.add_argument("--machines", type=count, default=1, help="machines that they are in")
     own.add_argument("--gpu", choices=sorted(GPUS), default="H100", help="kind of GPU")
-    own.add_argument("--memory", type=_positive, help="GB of a GPU, as sold; default: by --gpu")
-    own.add_argument("--tflops", type=_positive, help="TFLOP/s that a GPU reaches; default: by --gpu")
-    own.add_argument("--gbs", type=_positive, help="GB/s of collectives; default: by --gpu")
-    own.add_argument("--network-gbs", type=_positive, help="GB/s a GPU between machines; default: 33")
-    own.add_argument("--disk-gbs", type=_positive, default=1.0, help="GB/s of the disk of weights and checkpoints")
-    own.add_argument("--price", type=_positive, help="price of a GPU for an hour")
+    own.add_argument("--memory", type=positive, help="GB of a GPU, as sold; default: by --gpu")
+    own.add_argument("--tflops", type=positive, help="TFLOP/s that a GPU reaches; default: by --gpu")
+    own.add_argument("--gbs", type=positive, help="GB/s of collectives; default: by --gpu")
+    own.add_argument("--network-gbs", type=positive, help="GB/s a GPU between machines; default: 33")
+    own.add_argument("--disk-gbs", type=positive, default=1.0, help="GB/s of the disk of weights and checkpoints")
+    own.add_argument("--price", type=positive, help="price of a GPU for an hour")
     own.add_argument("--all", action="store_true", help="print operations, stages, memory and files too")
     own.add_argument("--json", action="store_true", help="print the numbers as JSON")
     own.add_argument("--strict", action="store_true", help="exit with 2 if something cannot work")

@@ -1,4 +1,4 @@
-"""Write docs/parameters.md's tables and conf/params.schema.json from the models of chunk_grpo/config/.
+"""docs/parameters.md's tables and conf/params.schema.json from the models of chunk_grpo/config/.
 
 A table stands between `<!-- table: SECTION ... -->` and `<!-- end -->`; all other text of the page is written by hand.
 """
@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from chunk_grpo.artifacts import write_text
 from chunk_grpo.config.reference import Row, params_schema, rows, show, values
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.orchestration.presets import composed
@@ -37,12 +36,6 @@ def reference(root: Path) -> dict[str, str]:
         return f"{found[1]}{found[2]}\n{''.join(_lines(listed, params))}\n"
 
     return {PAGE: _TABLE.sub(table, page), SCHEMA: json.dumps(schema, indent=2, ensure_ascii=False) + "\n"}
-
-
-def write_reference(root: Path) -> None:
-    """Write the files; raises as `reference`."""
-    for name, text in reference(root).items():
-        write_text(text, str(root / name))
 
 
 def _check_sections(shown: list[str], sections: Iterable[str]) -> None:

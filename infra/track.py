@@ -25,24 +25,12 @@ TRACKED = ("params.yaml", "dvc.lock")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Push and commit; return the exit code: 2 if the run cannot be tracked."""
-    options = parser().parse_args(argv)
-    track(options.checkout, options.message)
-    return 0
-
-
-def parser() -> argparse.ArgumentParser:
-    own = command_parser("track", __doc__)
-    own.add_argument("--message", help="message of the commit (default: `run: ` and the preset's name)")
-    own.add_argument("--checkout", type=Path, default=ROOT, help="checkout with the run (default: this one)")
-    return own
-
-
-def track(checkout: Path, message: str | None = None) -> None:
-    """Push the results of a checkout to its DVC remote, and commit what `dvc pull` needs.
+    """Push the results of a checkout to its DVC remote, and commit what `dvc pull` needs; return 0.
 
     The run must be up to date, without other edits, and there must be a remote.
     """
+    options = parser().parse_args(argv)
+    checkout = options.checkout
     require_clone(checkout)
     params = load_params(checkout / "params.yaml")
     edits = [line for line in uncommitted(checkout) if not line.endswith("params.yaml")]
@@ -63,16 +51,17 @@ def track(checkout: Path, message: str | None = None) -> None:
     dvc(checkout, "push", PIPELINE)
     git(checkout, "add", "--", *TRACKED)
     if git(checkout, "status", "--porcelain", "--", *TRACKED):
-        git(
-            checkout,
-            "commit",
-            "--quiet",
-            "--message",
-            message or f"run: {params.composed_from}",
-            "--",
-            *TRACKED,
-        )
-    sys.stdout.write(f"{git(checkout, 'log', '-1', '--oneline')}")
+        message = options.message or f"run: {params.composed_from}"
+        git(checkout, "commit", "--quiet", "--message", message, "--", *TRACKED)
+    sys.stdout.write(git(checkout, "log", "-1", "--oneline"))
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    own = command_parser("track", __doc__)
+    own.add_argument("--message", help="message of the commit (default: `run: ` and the preset's name)")
+    own.add_argument("--checkout", type=Path, default=ROOT, help="checkout with the run (default: this one)")
+    return own
 
 
 def to_run(checkout: Path) -> list[str]:
