@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import psutil
@@ -25,7 +25,6 @@ from chunk_grpo.git import uncommitted
 from chunk_grpo.gpus import has_gpu
 from chunk_grpo.orchestration.outcomes import StageFailed
 from chunk_grpo.orchestration.repeating import repeating
-from chunk_grpo.planning.machines import machine as machine_like
 from chunk_grpo.planning.plan import make_plan
 from chunk_grpo.training.trackers import check_trackers
 from infra.accept_trial import Trial
@@ -225,11 +224,7 @@ def ratios(trial: Trial) -> Found:
         return Found("not checked", f"Training of {trial.variant} has no ratios.")
     clip = min(resolved_variant(trial.small, trial.variant).limits)
     steps = [value for each in trial.metrics() for name, value in each.items() if name.startswith("fidelity_p99/")]
-    numbers = {
-        "p99 by iteration": found,
-        "largest p99 of a step": max(steps, default=None),
-        "clip range": clip,
-    }
+    numbers = {"p99 by iteration": found, "largest p99 of a step": max(steps, default=None), "clip range": clip}
     said = f"p99 of the difference is {worst:.2g}, {worst / clip:.1%} of the clip range {clip:g}."
     if trial.small.train.old_log_probs == "training":
         return Found("pass", f"{said} Ratios do not carry it: train.old_log_probs is training.", numbers)
@@ -261,11 +256,7 @@ def resume(trial: Trial) -> Found:
     trial.train()
     record, after = trial.journal(), trial.policy()
     done = record.heading.done if record else 0
-    numbers = {
-        "stopped after iteration": stopped,
-        "resumed after iteration": done,
-        "policies": [before, after],
-    }
+    numbers = {"stopped after iteration": stopped, "resumed after iteration": done, "policies": [before, after]}
     if before != after:
         return Found("fail", "The resumed policy has other bytes. Send this page and log.txt.", numbers)
     if not done:
@@ -279,10 +270,7 @@ def processes(trial: Trial) -> Found:
     if count < 2:
         return Found("not checked", f"There is {'one' if count else 'no'} GPU.")
     other = 1 if count == 2 else 2
-    fewer = machine_like(
-        trial.machine.gpu, other, stop_seconds=trial.machine.stop_seconds, memory_gb=trial.machine.memory_gb
-    )
-    if not make_plan(trial.small, fewer).fits:
+    if not make_plan(trial.small, replace(trial.machine, gpus=other)).fits:
         return Found("not checked", f"By the plan the training does not fit {other} of {count} GPUs.")
     before = trial.metrics()
     trial.train(other)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
@@ -70,16 +70,15 @@ class Trial:
     """What the plan assumes."""
     log: TextIO
     """Gets the lines of all stages."""
-    references: Mapping[str, Path] = field(default_factory=dict)
+    references: Mapping[str, Path]
     """Folder of images by kind of scorer."""
-    hpsv3_python: Path | None = None
+    hpsv3_python: Path | None
     """Interpreter with HPSv3's package."""
-    knows_rate: bool = False
+    knows_rate: bool
     """Whether the plan's operations a second are those of the cards."""
 
     @cached_property
     def commit(self) -> str:
-        """Commit that is tried."""
         return resolved(self.root, "HEAD")
 
     @cached_property
@@ -116,12 +115,10 @@ class Trial:
 
     @property
     def variant(self) -> str:
-        """Name of the variant that is trained."""
         return next(iter(self.small.variants))
 
     @property
     def seed(self) -> int:
-        """Training seed."""
         return self.small.train.seeds[0]
 
     def say(self, line: str) -> None:
@@ -141,7 +138,6 @@ class Trial:
                 os.environ[PROCESSES] = before
 
     def journal(self) -> Record | None:
-        """The journal of the training."""
         return read_journal(Path(self.at.journal_folder(self.variant, self.seed), FILE))
 
     def policy(self) -> str:
