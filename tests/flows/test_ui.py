@@ -1,7 +1,6 @@
 """flows/_ui.py: what is published of a run, without a server."""
 
 from contextlib import nullcontext
-from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
@@ -24,12 +23,13 @@ def published(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return found
 
 
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
-    """A finished workspace with its report."""
-    write_run(tmp_path, 2, 1, 16).build()
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A finished workspace with its report. Read only."""
+    root = tmp_path_factory.mktemp("finished")
+    write_run(root, 2, 1, 16).build()
     spec = RunSpec(commit="c" * 40, preset="tiny", overrides=("report.title=Ours",))
-    return Workspace(tmp_path, spec, "tiny", "tiny lr=1", Commands(), remote=False, is_preset=False)
+    return Workspace(root, spec, "tiny", "tiny lr=1", Commands(), remote=False, is_preset=False)
 
 
 def test_sections_are_published_after_their_stages(workspace: Workspace, published: dict[str, str]) -> None:
@@ -73,10 +73,7 @@ def test_a_section_that_is_published_again_is_updated(workspace: Workspace, monk
 
 
 def test_the_report_and_the_comparison_link_to_the_page(
-    workspace: Workspace,
-    published: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    workspace: Workspace, published: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CHUNK_GRPO_REPORTS_URL", "http://reports")
     monkeypatch.setattr(_ui, "get_run_logger", lambda: type("Log", (), {"info": staticmethod(print)}))

@@ -24,6 +24,7 @@ from infra import accept, accept_steps
 from infra.accept_steps import Found, plan_held, processes, ratios
 from infra.accept_trial import Trial, kind_of, link_data, machine_of, smaller, visible_cards
 from tests.conftest import ROOT
+from tests.planning.planned import preset
 from tests.real_checkout import make_checkout
 from tests.test_presets import PRESETS
 
@@ -64,18 +65,22 @@ def test_the_driver_lists_the_cards_that_are_not_hidden(monkeypatch: pytest.Monk
     assert machine_of([shared], None, None).memory_gb == GPUS["H100"].memory_gb
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("count", [1, 8])
-def test_the_small_copy_of_a_preset_is_valid_and_shared_by_all_processes(preset: str, count: int) -> None:
-    raw = composed(ROOT, preset)
+ALIKE = {name for name in PRESETS if name.startswith(("study-", "night-", "sd35-", "tiny-", "chunk-"))}
+"""Presets that differ from others by variants or sizes alone."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(p, marks=pytest.mark.slow if p in ALIKE else ()) for p in PRESETS])
+def test_the_small_copy_of_a_preset_is_valid_and_shared_by_all_processes(name: str) -> None:
+    raw = composed(ROOT, name)
     params = parse_params(raw)
     variant = next(iter(params.variants))
-    small = parse_params(overridden(raw, smaller(params, count), [variant], preset))
+    small = parse_params(overridden(raw, smaller(params, 8), [variant], name))
     assert (small.train.iterations, len(small.train.seeds), list(small.variants)) == (3, 1, [variant])
     assert (small.model, small.train.micro_batch_size) == (params.model, params.train.micro_batch_size)
     assert small.train.prompts_per_iteration <= params.train.prompts_per_iteration
-    if preset == "flux-dev":  # 2 updates of 12 images a prompt: 8 processes share 24 images an update
-        assert small.train.prompts_per_iteration == {1: 2, 8: 4}[count]
+    if name == "flux-dev":  # 2 updates of 12 images a prompt: 8 processes share 24 images an update
+        assert small.train.prompts_per_iteration == 4
+        assert "train.prompts_per_iteration=2" in smaller(params, 1)
 
 
 def test_the_clone_sees_files_that_git_does_not_know(tmp_path: Path) -> None:
@@ -96,7 +101,7 @@ def test_the_clone_sees_files_that_git_does_not_know(tmp_path: Path) -> None:
 
 def trial(**changes: Any) -> Any:
     """What a step reads of a `Trial`, as a measured run of smoke would have it."""
-    params = parse_params(composed(ROOT, "smoke"))
+    params = preset("smoke")
     phases = [SimpleNamespace(name="update", bytes=12 * 2**30, parts={"context": 2 * 2**30})]
     cost = SimpleNamespace(seconds=SimpleNamespace(most=10.0))
     times = {"seconds_rollout": 4.0, "seconds_waiting_for_reward": 1.0, "seconds_update": 7.0}
@@ -243,10 +248,7 @@ def test_the_whole_command_on_the_cpu(
     found = json.loads((tmp_path / "out" / "acceptance.json").read_text())
     outcomes = {step["name"]: (step["outcome"], step["said"]) for step in found["steps"]}
     assert code == 0, outcomes
-    assert [name for name, (outcome, _) in outcomes.items() if outcome != "pass"] == [
-        "references",
-        "plan held",
-    ]
+    assert [name for name, (outcome, _) in outcomes.items() if outcome != "pass"] == ["references", "plan held"]
     assert outcomes["resume"][1].endswith("the same bytes.")
     assert {row["stage"] for row in found["steps"][4]["numbers"]["stages"]} >= {
         "train@dance-0",

@@ -176,7 +176,7 @@ def test_a_refusal_of_dvc_has_its_exit_code_and_advice(said: str, code: int, adv
     assert sentence.startswith("DVC: ") and sentence.endswith(f" DVC's lines are in {log}")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_stop_waits_for_the_stage(number: signal.Signals, folder: Path) -> None:
     process = started(folder, "hangs")
     wait_for(lambda: (folder / "hangs").exists() or process.poll() is not None, 60, "the stage")
