@@ -1,10 +1,8 @@
 """Reading and writing the DVC remote is tried again where that may help, and only there: by flow runs on a server."""
 
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -117,30 +115,6 @@ def refused(watch: Watch, run: str, task: str) -> None:
     assert attempts(watch, run, task) == 1
 
 
-@contextmanager
-def hung_on(port: int) -> Iterator[None]:
-    """A server that accepts connections and never answers."""
-    with socket.create_server(("127.0.0.1", port)) as server:
-        kept = []
-
-        def accept() -> None:
-            try:
-                while True:
-                    kept.append(server.accept())
-            except OSError:  # closed at the end
-                return
-
-        thread = threading.Thread(target=accept)
-        thread.start()
-        try:
-            yield
-        finally:
-            server.shutdown(socket.SHUT_RDWR)
-            thread.join()
-            for connection, _ in kept:
-                connection.close()
-
-
 def test_publishing_is_tried_again_when_the_server_hung(
     s3_port: int, tmp_path: Path, make_pipeline: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,7 +126,7 @@ def test_publishing_is_tried_again_when_the_server_hung(
         def waits() -> bool:
             return [task["state_name"] for task in named(watch, run, "publish")] == ["AwaitingRetry"]
 
-        with hung_on(s3_port):
+        with socket.create_server(("127.0.0.1", s3_port)):  # the kernel connects; nobody answers
             run = watch.start(preset="smoke")
             wait_for(lambda: named(watch, run, "publish"), 240, "publishing")
             start = time.monotonic()

@@ -9,7 +9,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import psutil
@@ -58,6 +60,24 @@ def postgres() -> Iterator[tuple[str, str]]:
         server.terminate()
         server.wait(30)
         shutil.rmtree(folder)
+
+
+@contextmanager
+def answering(status: int, body: bytes = b"") -> Iterator[tuple[int, list[str]]]:
+    """The port of a server that always answers so, and the paths that it was asked for."""
+    paths: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths.append(self.path)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
+        yield server.server_port, paths
+        server.shutdown()
 
 
 def watched(prefect: LocalPrefect) -> Watch:

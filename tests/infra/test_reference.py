@@ -70,35 +70,6 @@ def test_a_row_has_the_annotation_and_the_docstring() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "kind", "bounds"),
-    [
-        ("train.updates_per_iteration", "whole number", ">= 1"),  # > 0 in the schema
-        ("train.ema_decay", "number or null", ">= 0, < 1"),
-        ("train.seeds", "list of whole numbers", "each 0 to 2^63 - 1; not empty"),
-        ("train.offload", "list of text", "`vae`, `scorers`; may be empty"),
-        ("generate.height", "whole number", "8 to 4096, multiple of 8"),
-        ("rewards.SCORER", "number", "> 0; not empty"),
-        ("policies.NAME", "section", "may be empty"),
-        ("train.lora", "section or null", ""),
-        ("scorers.NAME.options.NAME", "any", "may be empty"),
-        ("scorers.NAME.splits", "list of names", "not empty"),
-        ("variants.NAME.chunk_rewards", "list of mappings or null", "each > 0; not empty"),
-    ],
-)
-def test_types_and_bounds_in_words(key: str, kind: str, bounds: str) -> None:
-    assert (row(key).type, row(key).range) == (kind, bounds)
-
-
-def test_a_key_of_several_kinds_has_one_row() -> None:
-    timeout, device = row("executors.NAME.timeout_seconds"), row("executors.NAME.device")
-    assert timeout.type == "`in-process`: number or null; `subprocess`, `http`: number"
-    assert timeout.left_out == "`in-process`: `3600.0`; `subprocess`, `http`: needed"
-    assert device.meaning.startswith("`in-process`, `subprocess`: Device such as")
-    assert row("executors.NAME.kind").range == "`in-process`, `subprocess`, `http`"
-    assert row("scorers.NAME.splits").meaning.startswith("Splits whose images")  # every kind has it
-
-
-@pytest.mark.parametrize(
     ("key", "expected"),
     [
         ("a.NAME", ["x", "y"]),

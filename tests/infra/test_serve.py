@@ -1,9 +1,6 @@
 """What `make serve` checks and says before it starts anything."""
 
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
@@ -15,6 +12,8 @@ from chunk_grpo.orchestration.served import AUTH, OUR_STRING, PORT
 from infra.local_prefect import SERVER_STRING, LocalPrefect, free_port
 from infra.serve import OPEN, _welcome, ask_for_string, from_environment
 from infra.setup import SetUpError
+
+from .conftest import answering
 
 
 @pytest.fixture
@@ -42,24 +41,10 @@ def test_second_make_serve_in_folder_changes_nothing(home: Path) -> None:
         assert (home / PORT).read_text() == "4321\n"
 
 
-@contextmanager
-def web_server(answer: bytes) -> Iterator[int]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(answer)
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
-        yield server.server_port
-        server.shutdown()
-
-
 def test_used_port_error_tells_prefect_from_other_programs(home: Path) -> None:
-    with web_server(b"true") as port:
+    with answering(200, b"true") as (port, _):
         assert f"port {port} is in use by a Prefect server, perhaps `make serve` of another" in refusal(home, port)
-    with web_server(b"<html>") as port:
+    with answering(200, b"<html>") as (port, _):
         assert f"port {port} is in use by another program" in refusal(home, port)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         port = mute.getsockname()[1]
