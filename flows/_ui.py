@@ -134,8 +134,8 @@ def live(workspace: Workspace, stage: str) -> AbstractContextManager[None]:
 
 def _publish(section: Section, workspace: Workspace) -> None:
     """Publish a section, in place of what this run published under its key."""
-    key, text = _key(section, workspace.label), _with_settings(section.markdown, workspace)
-    run = str(flow_run.id)
+    key, run = _key(section, workspace.label), str(flow_run.id)
+    text = f"{workspace.settings}, commit `{workspace.spec.commit[:12]}`.\n\n{section.markdown}"
     if (artifact := _PUBLISHED.get((run, key))) is None:
         made = create_markdown_artifact(text, key=key, description=section.title)
         _PUBLISHED[run, key] = cast("UUID", made)
@@ -153,10 +153,6 @@ def _page(published: str | None) -> str | None:
 def _link(published: str) -> str:
     page = _page(published)
     return "" if page is None else f": [report]({page})"
-
-
-def _with_settings(markdown: str, workspace: Workspace) -> str:
-    return f"{workspace.settings}, commit `{workspace.spec.commit[:12]}`.\n\n{markdown}"
 
 
 def _key(section: Section, label: str) -> str:
