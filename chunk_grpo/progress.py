@@ -6,14 +6,7 @@ import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 LOG_INTERVAL = 10.0
 """Seconds between two lines when the output is not a terminal."""
@@ -35,12 +28,7 @@ class Meter:
             line = f"{self._label}: continues at {self._done // self._parts}/{self._total}"
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
         if self._console.is_terminal:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-            )
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
             self._bar = Progress(*columns, TextColumn("eta"), TimeRemainingColumn(), console=self._console)
             self._bar.add_task(self._label, total=self._total, completed=self._done // self._parts)
             self._bar.start()
@@ -51,9 +39,7 @@ class Meter:
         self._done += count
         if self._bar is not None:
             self._bar.update(
-                self._bar.task_ids[0],
-                completed=self._done / self._parts,
-                description=f"{self._label} {note}".rstrip(),
+                self._bar.task_ids[0], completed=self._done / self._parts, description=f"{self._label} {note}".rstrip()
             )
             return
         now, total = time.monotonic(), self._total * self._parts

@@ -115,11 +115,7 @@ def run_here(spec: StageSpec, workspace: Workspace, *, force: bool) -> StageOutc
 
 
 def run_stages(
-    workspaces: Sequence[Workspace],
-    until: str | None = None,
-    *,
-    force: bool = False,
-    keep_going: bool = False,
+    workspaces: Sequence[Workspace], until: str | None = None, *, force: bool = False, keep_going: bool = False
 ) -> list[Progress]:
     """Bring the stages of all workspaces up to date; stages on work pools run in parallel.
 

@@ -56,9 +56,7 @@ def parser() -> argparse.ArgumentParser:
     own = command_parser("worker", __doc__)
     own.add_argument("--pool", required=True, help="work pool, such as cpu or gpu")
     own.add_argument(
-        "--limit",
-        type=int,
-        help="maximum number of concurrent flow runs (default: no limit on pool cpu, otherwise 1)",
+        "--limit", type=int, help="maximum number of concurrent flow runs (default: no limit on pool cpu, otherwise 1)"
     )
     own.add_argument("--name", help="name of the worker in the Prefect UI (default: HOST-POOL-PID)")
     return own

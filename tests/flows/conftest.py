@@ -11,9 +11,7 @@ from tests.flows.faults import served
 
 @pytest.fixture(scope="module")
 def watch(
-    tmp_path_factory: pytest.TempPathFactory,
-    make_pipeline: Callable[[Path], Path],
-    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory, make_pipeline: Callable[[Path], Path], request: pytest.FixtureRequest
 ) -> Iterator[Watch]:
     """With as many GPU workers as the module says (GPU_WORKERS)."""
     workers = getattr(request.module, "GPU_WORKERS", 1)

@@ -14,10 +14,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @contextmanager
 def served(
-    root: Path,
-    make_pipeline: Callable[[Path], Path] | None = None,
-    gpu_workers: int = 1,
-    publish: str | None = None,
+    root: Path, make_pipeline: Callable[[Path], Path] | None = None, gpu_workers: int = 1, publish: str | None = None
 ) -> Iterator[Watch]:
     """A server and workers of the small pipeline, which is made there unless it is there already."""
     if make_pipeline is not None:

@@ -68,11 +68,7 @@ def test_stalled_training_is_logged_ended_and_retried(
         stage.suspend()
         start = time.monotonic()
         seconds = {}
-        for text in (
-            "train@a stalls: no new iteration for ",
-            "train@a is ended, as ",
-            "Attempt 2 of 3 at train@a",
-        ):
+        for text in ("train@a stalls: no new iteration for ", "train@a is ended, as ", "Attempt 2 of 3 at train@a"):
             wait_for(lambda text=text: all(text in watch.log(it) for it in (run, child)), 240, text)
             seconds[text] = round(time.monotonic() - start, 1)
         assert watch.ended(run, 180)["state_type"] == "COMPLETED"

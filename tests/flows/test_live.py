@@ -37,12 +37,7 @@ def heading(done: int = 0) -> Heading:
 
 
 def write(
-    root: Path,
-    clocked: Clock,
-    rewards: Sequence[float],
-    head: Heading,
-    seconds: float = 30.0,
-    ends: bool = False,
+    root: Path, clocked: Clock, rewards: Sequence[float], head: Heading, seconds: float = 30.0, ends: bool = False
 ) -> Path:
     """The journal of a run with a given time per iteration; held-out images come before the first and third."""
     folder = root / "logs" / "chunk" / f"seed-{head.seed}"

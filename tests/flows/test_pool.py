@@ -18,12 +18,7 @@ def test_a_long_stage_is_asked_about_less_often(elapsed: float, pause: float) ->
 
 @pytest.mark.parametrize(
     ("state", "elapsed", "waits"),
-    [
-        (Scheduled(), 31.0, True),
-        (Scheduled(), 29.0, False),
-        (Pending(), 31.0, False),
-        (Running(), 31.0, False),
-    ],
+    [(Scheduled(), 31.0, True), (Scheduled(), 29.0, False), (Pending(), 31.0, False), (Running(), 31.0, False)],
 )
 def test_a_stage_that_no_worker_takes_is_reported(state: State, elapsed: float, waits: bool) -> None:
     assert waits_for_worker(FlowRun(flow_id=uuid4(), state=state), elapsed) == waits

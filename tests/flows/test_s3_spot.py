@@ -64,12 +64,7 @@ def planned(workspace: Workspace) -> Workspace:
 
 @pytest.mark.parametrize(("processes", "sharded"), [(1, False), (2, True)], ids=["one process", "sharded"])
 def test_lost_machines_cost_time_alone(
-    processes: int,
-    sharded: bool,
-    planned: Workspace,
-    bucket: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    processes: int, sharded: bool, planned: Workspace, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(PROCESSES, str(processes))
     planned.schedule(shard_weights=sharded)

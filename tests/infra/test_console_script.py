@@ -28,11 +28,7 @@ def test_smoke_from_params_to_the_answer(tmp_path: Path) -> None:
 
     def called(*words: str, cwd: Path = checkout) -> tuple[int, str, str]:
         done = subprocess.run(
-            [str(installed / "bin" / "chunk-grpo"), *words],
-            cwd=cwd,
-            env=environment,
-            capture_output=True,
-            text=True,
+            [str(installed / "bin" / "chunk-grpo"), *words], cwd=cwd, env=environment, capture_output=True, text=True
         )
         return done.returncode, done.stdout, done.stderr
 

@@ -52,10 +52,7 @@ def gets_in(kind: str, headers: list[tuple[str, str]], **options: Any) -> bool:
         ([("host", HOST), ("origin", "")], False),
         ([("host", HOST), ("origin", PORT), ("origin", "http://evil.example")], False),
         ([("host", "evil.example:4200")], False),
-        (
-            [("host", "evil.example"), ("origin", "http://evil.example")],
-            False,
-        ),  # a name that points to 127.0.0.1
+        ([("host", "evil.example"), ("origin", "http://evil.example")], False),  # a name that points to 127.0.0.1
         ([("host", "127.0.0.1.evil.example")], False),
         ([("host", "127.0.0.1@evil.example")], False),
         ([("host", "[::1")], False),

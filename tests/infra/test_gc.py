@@ -180,11 +180,7 @@ def test_unfinished_trainings_are_listed_by_name_and_old_ones_go(
 ) -> None:
     state, clone = checkout / ".prefect/state/.ckpt", checkout / ".prefect/runs/one"
     old, new, scores = (state / name for name in ("aaaa", "bbbb", "cccc"))
-    for folder, file in (
-        (old, "iteration-000003.pt"),
-        (new, "iteration-000001.pt"),
-        (scores, "batch-000000.parquet"),
-    ):
+    for folder, file in ((old, "iteration-000003.pt"), (new, "iteration-000001.pt"), (scores, "batch-000000.parquet")):
         (folder / "best").mkdir(parents=True)
         (folder / file).write_bytes(b"x" * 1000)
     os.utime(old / "iteration-000003.pt", times=(1e9, 1e9))

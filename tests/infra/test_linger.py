@@ -44,15 +44,7 @@ CONTAINER_SECONDS = STOP_SECONDS + 30
 @pytest.mark.parametrize(("by", "code"), [("itself", 3), ("SIGTERM", 128 + signal.SIGTERM)])
 def test_remaining_children_are_terminated_and_awaited(by: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "stage.py").write_text(STAGE)
-    command = [
-        sys.executable,
-        "-m",
-        "infra.linger",
-        sys.executable,
-        "-c",
-        COMMAND,
-        "2" if by == "itself" else "60",
-    ]
+    command = [sys.executable, "-m", "infra.linger", sys.executable, "-c", COMMAND, "2" if by == "itself" else "60"]
     with subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}) as process:
         wait_for((tmp_path / "begun").exists, 30, "the stage")
         if by == "SIGTERM":

@@ -32,10 +32,7 @@ def test_only_a_pool_with_a_template_gets_another_type_and_only_gpu_a_limit(tmp_
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ({"gpu_workers": 0}, "at least 1, got 0"),
-        ({"pool_type": "kubernetes"}, "needs a base job template: --template"),
-    ],
+    [({"gpu_workers": 0}, "at least 1, got 0"), ({"pool_type": "kubernetes"}, "needs a base job template: --template")],
 )
 def test_rejects_invalid_pool_settings(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(SetUpError, match=message):
@@ -117,9 +114,7 @@ def test_checks_and_drills_ignore_make_serve_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("serving_shell")
-def test_make_serve_reads_settings_from_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_make_serve_reads_settings_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "user:secret")
     prefect = serve.from_environment()
     assert prefect.server["PREFECT_SERVER_API_AUTH_STRING"] == "user:secret"

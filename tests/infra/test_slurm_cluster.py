@@ -77,13 +77,7 @@ class Cluster:
             "PYTHONPATH": f"{work}:{ROOT}",
         }
         return subprocess.run(
-            command,
-            cwd=work,
-            env=os.environ | variables,
-            check=True,
-            timeout=60,
-            stdout=subprocess.PIPE,
-            text=True,
+            command, cwd=work, env=os.environ | variables, check=True, timeout=60, stdout=subprocess.PIPE, text=True
         ).stdout
 
     def submit(self, work: Path, nodes: int, *command: str, options: Sequence[str] = ()) -> str:

@@ -12,10 +12,7 @@ import yaml
 from tests.infra.deployment_files import HOME, INFRA, POOLS, UID, is_known, lint, rendered, strings, template
 
 TEMPLATE = INFRA / "aws" / "bucket.yaml"
-TOKEN = {
-    "name": "HF_TOKEN",
-    "valueFrom": "arn:aws:secretsmanager:REGION:ACCOUNT:secret:chunk-grpo/tokens/hub-1",
-}
+TOKEN = {"name": "HF_TOKEN", "valueFrom": "arn:aws:secretsmanager:REGION:ACCOUNT:secret:chunk-grpo/tokens/hub-1"}
 
 
 class _Loader(yaml.SafeLoader):

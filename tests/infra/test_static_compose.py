@@ -78,10 +78,7 @@ def test_only_required_services_have_secrets() -> None:
 
     assert holders("STORE_SECRET_KEY") == {"store", *WORKERS}
     assert holders("DATABASE_PASSWORD") == {"database", "server"}
-    assert {name for name, each in SERVICES.items() if "database" in each["networks"]} == {
-        "database",
-        "server",
-    }
+    assert {name for name, each in SERVICES.items() if "database" in each["networks"]} == {"database", "server"}
     assert COMPOSE["networks"]["database"]["internal"] is True
     assert {name for name, each in SERVICES.items() if "env_file" in each} == WORKERS
     subprocess.run(["git", "check-ignore", "--quiet", "infra/worker.env"], cwd=ROOT, check=True)

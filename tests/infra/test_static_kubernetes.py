@@ -12,17 +12,7 @@ import yaml
 from prefect.cli._app import _app
 
 from tests.docs.commands import problems
-from tests.infra.deployment_files import (
-    HOME,
-    INFRA,
-    POOLS,
-    ROOT,
-    UID,
-    documents,
-    is_known,
-    rendered,
-    template,
-)
+from tests.infra.deployment_files import HOME, INFRA, POOLS, ROOT, UID, documents, is_known, rendered, template
 
 FOLDER = INFRA / "kubernetes"
 FILES = {path.name.removesuffix(".yaml"): documents(path) for path in sorted(FOLDER.glob("*.yaml"))}
@@ -98,15 +88,7 @@ def test_the_charts_make_what_the_manifests_expect() -> None:
         pytest.skip("needs helm, and CHARTS_SOURCE=FOLDER with the charts prefect-server and prefect-worker")
 
     def made(release: str, chart: str, values: str, *options: str) -> list[dict[str, Any]]:
-        command = [
-            "helm",
-            "template",
-            release,
-            Path(charts or "") / chart,
-            "--namespace",
-            "chunk-grpo",
-            *options,
-        ]
+        command = ["helm", "template", release, Path(charts or "") / chart, "--namespace", "chunk-grpo", *options]
         command += ["--values", FOLDER / f"{values}.values.yaml"]
         text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         return [each for each in yaml.safe_load_all(text) if each]

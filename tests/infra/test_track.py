@@ -67,11 +67,7 @@ def test_a_clone_pulls_the_results(finished: Path, shell: Shell, tmp_path: Path)
     ],
 )
 def test_rejects_run_that_cannot_be_tracked(
-    spoil: Callable[[Path], None],
-    message: str,
-    finished: Path,
-    shell: Shell,
-    capsys: pytest.CaptureFixture[str],
+    spoil: Callable[[Path], None], message: str, finished: Path, shell: Shell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = shell(finished, "git", "rev-parse", "HEAD")
     spoil(finished)

@@ -14,10 +14,7 @@ from prefect_kubernetes.worker import KubernetesWorker
 from tests.infra.deployment_files import POOLS, template
 
 # As somebody sets it in the form of the work pool.
-SECRET = {
-    "name": "HF_TOKEN",
-    "valueFrom": "arn:aws:secretsmanager:eu-central-1:1:secret:chunk-grpo/tokens/hub-1",
-}
+SECRET = {"name": "HF_TOKEN", "valueFrom": "arn:aws:secretsmanager:eu-central-1:1:secret:chunk-grpo/tokens/hub-1"}
 
 
 def configuration(worker: Any, base: dict[str, Any], values: dict[str, Any] | None = None) -> Any:
