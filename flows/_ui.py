@@ -102,9 +102,10 @@ def show_comparison(workspaces: Sequence[Workspace], published: Sequence[str]) -
     tables = comparison([(it.label, it.root) for it in workspaces])
     if not tables:
         return None
+    pages = (_page(folder) for folder in published)
     sources = "\n".join(
-        f"- {it.settings}, commit `{it.spec.commit[:12]}`{_link(each)}"
-        for it, each in zip(workspaces, published, strict=True)
+        f"- {it.settings}, commit `{it.spec.commit[:12]}`" + (f": [report]({page})" if page else "")
+        for it, page in zip(workspaces, pages, strict=True)
     )
     text = f"{tables}\n{sources}\n"
     title = "Presets and variants of this run"
@@ -148,11 +149,6 @@ def _page(published: str | None) -> str | None:
     """URL of the report's page; None if it is not published, or where browsers find it is not known."""
     url = os.environ.get(REPORTS_URL)
     return f"{url}/{published}/report/index.html" if url and published else None
-
-
-def _link(published: str) -> str:
-    page = _page(published)
-    return "" if page is None else f": [report]({page})"
 
 
 def _key(section: Section, label: str) -> str:

@@ -89,13 +89,6 @@ def _later_run() -> FlowRun | None:
         )
         found = client.read_flow_runs(flow_run_filter=wanted, sort=FlowRunSort.EXPECTED_START_TIME_ASC)
     now = datetime.now(UTC)
-    later = [
-        run
-        for run in found
-        if run.auto_scheduled and run.parameters == this.parameters and _is_between(planned, run, now)
-    ]
+    due = [run for run in found if run.expected_start_time and planned < run.expected_start_time <= now]
+    later = [run for run in due if run.auto_scheduled and run.parameters == this.parameters]
     return later[-1] if later else None
-
-
-def _is_between(first: datetime, run: FlowRun, last: datetime) -> bool:
-    return run.expected_start_time is not None and first < run.expected_start_time <= last

@@ -14,7 +14,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,18 +64,6 @@ class ScorersFile(Section):
     """Scorer name to settings; `splits` are not used."""
     executors: dict[Name, AnyExecutor] = Field(default_factory=dict)
     """Scorer name to executor; default: in this process."""
-
-
-@dataclass(frozen=True)
-class Mean:
-    """Mean of a scorer's values."""
-
-    mean: float
-    """Mean over the images."""
-    error: float
-    """Standard error; images of one prompt do not count as independent. NaN with one prompt."""
-    count: int
-    """Number of images with a value."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -218,23 +205,22 @@ def _row(file: ImageFile, row: Mapping[str, Any]) -> dict[str, Any]:
     return {"image": file.name, "prompt": file.prompt, **kept}
 
 
-def mean_of(values: Sequence[float], prompts: Sequence[str]) -> Mean:
-    """Mean, and its standard error with prompts as clusters.
+def mean_of(values: Sequence[float], prompts: Sequence[str]) -> tuple[float, float]:
+    """Mean of the images' values, and its standard error with prompts as clusters: NaN with one prompt.
 
     error = sqrt(P / (P - 1) * sum over prompts of (sum over its images of (value - mean))^2) / N for N images of P
     prompts; with one image a prompt it is the deviation divided by sqrt(N).
     """
     array = np.asarray(values, dtype=np.float64)
     if not len(array):
-        return Mean(math.nan, math.nan, 0)
+        return math.nan, math.nan
     mean = float(array.mean())
     sums: dict[str, float] = {}
     for value, prompt in zip(array, prompts, strict=True):
         sums[prompt] = sums.get(prompt, 0.0) + float(value) - mean
     count = len(sums)
     squares = sum(each**2 for each in sums.values())
-    error = math.sqrt(count / (count - 1) * squares) / len(array) if count > 1 else math.nan
-    return Mean(mean, error, len(array))
+    return mean, math.sqrt(count / (count - 1) * squares) / len(array) if count > 1 else math.nan
 
 
 def _show(rows: Sequence[Mapping[str, Any]], names: Sequence[str], out: Path) -> None:
@@ -243,8 +229,8 @@ def _show(rows: Sequence[Mapping[str, Any]], names: Sequence[str], out: Path) ->
         own = [row for row in rows if row["scorer"] == name and row["metric"] == "score"]
         judged = [row for row in own if row["value"] is not None]
         found = mean_of([row["value"] for row in judged], [row["prompt"] for row in judged])
-        numbers = ("" if math.isnan(each) else f"{each:.6g}" for each in (found.mean, found.error))
-        table.add_row(name, str(found.count), *numbers, str(len(own) - found.count))
+        numbers = ("" if math.isnan(each) else f"{each:.6g}" for each in found)
+        table.add_row(name, str(len(judged)), *numbers, str(len(own) - len(judged)))
     console = Console()
     console.print(table)
     console.print(f"{out / 'scores.parquet'}, {out / 'scores.csv'}", highlight=False, soft_wrap=True)

@@ -89,12 +89,7 @@ def test_a_failing_variant_does_not_stop_the_others(watch: Watch) -> None:
 
 @pytest.mark.parametrize(
     ("parameters", "said"),
-    [
-        ({"presets": ["tinny"]}, "tinny"),
-        ({"commit": "nosuch"}, "commit: must be a commit, branch or tag that "),
-        ({"variants": ["c"]}, "variants must be of a, b, got c"),
-        ({"overrides": {"train": {"iterations": "two"}}}, "train.iterations: must be a whole number"),
-    ],
+    [({"presets": ["tinny"]}, "tinny"), ({"commit": "nosuch"}, "commit: must be a commit, branch or tag that ")],
 )
 def test_wrong_parameters_are_refused_before_any_stage(watch: Watch, parameters: dict[str, Any], said: str) -> None:
     code, told = watch.command(ABLATIONS, **({"presets": ["tiny"]} | parameters))

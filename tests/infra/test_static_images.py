@@ -1,7 +1,8 @@
-"""infra/docker: the linter's rules, and ours: pinned, no secrets, no root, a health check."""
+"""infra/docker: the linter's rules, and ours: pinned, no secrets, no root, a health check; and docs/deploy.md."""
 
 import re
 
+import prefect.settings
 import pytest
 
 from tests.infra.deployment_files import HOME, INFRA, ROOT, SECRET, UID, is_known, lint
@@ -96,3 +97,9 @@ def test_every_mention_of_an_image_of_ours_has_the_version_of_the_package() -> N
     mentions = [tag for path in files for tag in image.findall(path.read_text("utf-8"))]
     assert len(mentions) >= 6
     assert set(mentions) == set(version)
+
+
+def test_every_setting_of_prefect_on_the_page_exists() -> None:
+    names = set(re.findall(r"`(PREFECT_[A-Z_]+)", (ROOT / "docs" / "deploy.md").read_text("utf-8")))
+    assert len(names) > 8
+    assert [n for n in names if "_INTEGRATIONS_" not in n and not hasattr(prefect.settings, n)] == []
