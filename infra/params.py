@@ -18,10 +18,8 @@ from chunk_grpo.artifacts import write_text
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.config.notices import notices
 from chunk_grpo.orchestration.dvc_state import keep_own_state
-from chunk_grpo.orchestration.presets import replace_params
 from chunk_grpo.training.trackers import check_trackers
 from infra.command_line import command_parser
-from infra.reference import reference
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -30,11 +28,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compose or check; return the exit code: 2, with a message, for invalid input."""
     options = parser().parse_args(argv)
     if options.command == "reference":
+        from infra.reference import reference  # here and below: `check` begins each run, and Hydra takes its time
+
         for name, text in reference(ROOT).items():
             write_text(text, str(ROOT / name))
     elif options.command == "check":
         check()
     else:
+        from chunk_grpo.orchestration.presets import replace_params
+
         replace_params(ROOT, options.preset, force=options.force, variants=options.variants)
         _noted()
     return 0
