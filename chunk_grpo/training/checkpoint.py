@@ -15,12 +15,12 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from safetensors.torch import load_file
 from torch import Tensor
@@ -52,7 +52,6 @@ from chunk_grpo.training.state_files import (
     write_tensors,
 )
 
-T = TypeVar("T")
 PROMPT_SECONDS = 1.0
 """Training waits this long for the files: a small state is then whole at once."""
 
@@ -99,35 +98,25 @@ class CheckpointStore:
         folder: Path,
         identity: str,
         keep: int,
-        processes: Processes | None = None,
+        processes: Processes,
         copies: Copies | None = None,
     ) -> None:
-        """Set the folder. The first `save` creates it.
+        """Set the folder. The first checkpoint creates it.
 
         Args:
             folder: Folder of this run's checkpoints, not shared with other runs.
             identity: Name of the computation (code, parameters, inputs). Checkpoints with another identity are refused.
             keep: Number of checkpoints that are kept, >= 1.
-            processes: Processes that all call `save` and `latest`; None: one process calls them.
+            processes: Processes that all call the methods, except where they say otherwise.
             copies: Copies of the newest checkpoint; None: there are none.
         """
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1, got {keep}")
         self._folder, self._identity, self._keep, self._copies = folder, identity, keep, copies
-        self._processes = processes if processes is not None and processes.count > 1 else None
-        self._is_main = self._processes is None or self._processes.is_main
-        self._index, self._count = (0, 1) if self._processes is None else self._processes.place
-        # With hybrid sharding every machine holds all parts, and the first one writes them.
-        self._writes_parts = self._processes is None or self._processes.index == self._index
+        self._processes = processes
+        self._index, self._count = processes.place
         self._refused: set[Path] = set()  # not counted by `keep`: bad ones must not displace good ones
         self._best: dict[str, str] = {}
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._saving: _Save | None = None
-
-    def save(self, state: TrainingState, *, copied: bool = True) -> None:
-        """`begin`, then `finish`."""
-        self.begin(state, copied=copied)
-        self.finish()
 
     def begin(self, state: TrainingState, *, copied: bool = True) -> None:
         """Begin to write a copy of `state`, after `finish`; remove what killed saves left. A prompt write is finished.
@@ -139,15 +128,12 @@ class CheckpointStore:
         Raises:
             DataError: The disk is full or not writable. The older checkpoints remain.
             TypeError: `state` holds a value that cannot be written.
-            ValueError: The iteration is negative.
         """
-        if state.iteration < 0:
-            raise ValueError(f"iteration must be at least 0, got {state.iteration}")
         tensors: dict[str, Tensor] = {}
         plain = encoded(vars(state), tensors)
         self.finish()
-        self._by_main(lambda: self._remove_all_but(self._whole()))
-        path = self._folder / self._by_main(lambda: self._new_folder(state.iteration))
+        self._processes.by_main(lambda: self._remove_all_but(self._whole()))
+        path = self._folder / self._processes.by_main(lambda: self._new_folder(state.iteration))
         shapes = {name: list(value.shape) for name, value in tensors.items() if isinstance(value, DTensor)}
         written = self._writer.submit(write_files, path, self._staged(tensors))
         self._saving = _Save(path, plain, shapes, self._best, copied, written)
@@ -158,7 +144,7 @@ class CheckpointStore:
         """`finish`, if it has nothing to wait for in any process."""
         saving, copies = self._saving, self._copies
         if saving is not None and all(
-            self._by_all(lambda: saving.written.done() and (copies is None or copies.is_done()))
+            self._processes.by_all(lambda: saving.written.done() and (copies is None or copies.is_done()))
         ):
             self.finish()
 
@@ -168,12 +154,12 @@ class CheckpointStore:
             return
         saving, self._saving = self._saving, None
         with self._removed_by_errors(saving.path):
-            parts = self._by_all(saving.written.result)
+            parts = self._processes.by_all(saving.written.result)
             written = {file: about for part in parts for file, about in part.items()}
-            self._by_main(lambda: self._complete(saving, written))
+            self._processes.by_main(lambda: self._complete(saving, written))
         if self._copies is not None:
             self._copies.settle()  # the checkpoint before may still be sent
-        self._by_main(lambda: self._remove_all_but(self._kept(saving.path)))
+        self._processes.by_main(lambda: self._remove_all_but(self._kept(saving.path)))
         if self._copies is not None and saving.copied:
             self._copies.start(saving.path.name)
 
@@ -195,7 +181,7 @@ class CheckpointStore:
         try:
             yield
         except DataError:
-            if self._is_main:
+            if self._processes.is_main:
                 shutil.rmtree(path, ignore_errors=True)
             raise
 
@@ -203,10 +189,11 @@ class CheckpointStore:
         """Copies of this process's tensors in host memory, by file."""
         parts = {name: held(value) for name, value in tensors.items() if isinstance(value, DTensor)}
         found: Staged = {}
-        if self._is_main:
+        if self._processes.is_main:
             rest = {name: tensors[name].to("cpu", copy=True) for name in tensors if name not in parts}
             found[WHOLE] = rest, {}
-        if parts and self._writes_parts:
+        # With hybrid sharding every machine holds all parts, and the first one writes them.
+        if parts and self._processes.index == self._index:
             own = {name: part.to("cpu", copy=True) for name, (part, _) in parts.items() if part.numel()}
             found[f"part-{self._index}.safetensors"] = own, {name: parts[name][1] for name in own}
         return found
@@ -249,20 +236,20 @@ class CheckpointStore:
         """The best policy, in the process that wrote or resumed it; None if there is none."""
         return load_file(self._folder / BEST) if self._best else None
 
-    def latest(self, last: int | None = None) -> TrainingState | None:
+    def latest(self, last: int = sys.maxsize) -> TrainingState | None:
         """The newest intact checkpoint of this computation, with tensors on the CPU; None without any checkpoint.
 
         A copy that is newer is brought to the folder. Logs a warning for each newer checkpoint that is refused.
 
         Args:
-            last: Largest iteration of a checkpoint; None: no limit.
+            last: Largest iteration of a checkpoint.
 
         Raises:
             DataError: All checkpoints in the folder and all copies are refused, or the folder cannot be read.
             TransientError: The store of the copies does not answer.
         """
         refused: dict[Path, str] = {}
-        for path, copy in self._by_main(lambda: self._candidates(last)):
+        for path, copy in self._processes.by_main(lambda: self._candidates(last)):
             try:
                 if copy and self._copies is not None:
                     self._copies.fetch(path.name)
@@ -304,7 +291,7 @@ class CheckpointStore:
 
         One of several processes may call it alone. If all call it `together`, the checkpoint is completed.
         """
-        if together or self._processes is None:
+        if together or self._processes.count == 1:
             with suppress(DataError):
                 self.finish()
         elif self._saving is not None:
@@ -322,14 +309,13 @@ class CheckpointStore:
         """The newest checkpoint by name, for messages. Skips those that `latest` refused; does not read it."""
         return next((path for path in reversed(self._whole()) if path not in self._refused), None)
 
-    def _candidates(self, last: int | None) -> list[tuple[Path, str]]:
+    def _candidates(self, last: int) -> list[tuple[Path, str]]:
         """Checkpoints, and copies with their locations, the newest first, and a checkpoint before its copy."""
-        found = [(path, "") for path in (*self._whole(), *self._folder.glob("iteration-*.pt"))]
+        found = [(path, "") for path in self._whole()]
         if self._copies is not None:
             found += [(self._folder / name, location) for name, location in self._copies.found().items()]
         found.sort(key=lambda each: (order_of(each[0]), not each[1]), reverse=True)
-        numbers = range(sys.maxsize if last is None else last + 1)
-        return [each for each in found if order_of(each[0])[0] in numbers]
+        return [each for each in found if 0 <= order_of(each[0])[0] <= last]
 
     def _whole(self) -> list[Path]:
         """Folders with a manifest, oldest first."""
@@ -338,7 +324,7 @@ class CheckpointStore:
     def _folders(self) -> list[Path]:
         """Folders of checkpoints, whole or not, oldest first."""
         try:
-            found = [path for path in self._folder.iterdir() if order_of(path)[0] >= 0 and not path.suffix]
+            found = [path for path in self._folder.iterdir() if order_of(path)[0] >= 0]
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -346,29 +332,22 @@ class CheckpointStore:
         return sorted(found, key=order_of)
 
     def _read(self, path: Path, *, is_copy: bool) -> TrainingState:
-        """Load the state in `path`; complete the folder if it was fetched.
-
-        Raises:
-            UnusableError: A file is damaged, belongs to another computation, or contradicts its name.
-        """
-        if path.suffix:
-            raise UnusableError("written by an earlier release; finish the training with that release")
+        """Load the state in `path`, or raise UnusableError; complete the folder if it was fetched."""
         manifest, iteration = path / (f"{MANIFEST}.partial" if is_copy else MANIFEST), order_of(path)[0]
-        files = self._by_main(lambda: read_manifest(manifest, identity=self._identity, iteration=iteration))
+        files = self._processes.by_main(lambda: read_manifest(manifest, identity=self._identity, iteration=iteration))
         parts = {name: int(found[1]) for name in files if (found := PART.fullmatch(name))}
 
         def check() -> None:
             # Parts are checked by as many processes as wrote them.
             own = {name for name, number in parts.items() if number % self._count == self._index}
-            verify(
-                path,
-                {name: files[name] for name in files if name in own or (self._is_main and name not in parts)},
-            )
+            if self._processes.is_main:
+                own |= files.keys() - parts.keys()
+            verify(path, {name: checksum for name, checksum in files.items() if name in own})
 
-        self._by_all(check)
+        self._processes.by_all(check)
         states: list[TrainingState] = []
-        self._by_all(lambda: states.append(_state_from(read_state(path), iteration)))
-        self._by_main(lambda: self._take(path, manifest, files))
+        self._processes.by_all(lambda: states.append(_state_from(read_state(path), iteration)))
+        self._processes.by_main(lambda: self._take(path, manifest, files))
         return states[0]
 
     def _take(self, path: Path, manifest: Path, files: Mapping[str, str]) -> None:
@@ -379,12 +358,6 @@ class CheckpointStore:
             for name in self._best:
                 (self._folder / name).unlink(missing_ok=True)
                 link(path / name, self._folder / name)
-
-    def _by_all(self, action: Callable[[], T]) -> list[T]:
-        return [action()] if self._processes is None else self._processes.by_all(action)
-
-    def _by_main(self, action: Callable[[], T]) -> T:
-        return action() if self._processes is None else self._processes.by_main(action)
 
 
 def _state_from(content: Any, iteration: int) -> TrainingState:

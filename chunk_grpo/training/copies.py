@@ -21,7 +21,7 @@ from chunk_grpo.artifacts import storage
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.state_files import MANIFEST, is_ours, make_folder
 
-_NAME = re.compile(r"iteration-([0-9]{6}|[1-9][0-9]{6,})(?:-([1-9][0-9]*)|\.pt)?")
+_NAME = re.compile(r"iteration-([0-9]{6}|[1-9][0-9]{6,})(?:-([1-9][0-9]*))?")
 
 _logger = logging.getLogger(__name__)
 

@@ -14,10 +14,9 @@ import pytest
 import torch
 
 from chunk_grpo.errors import DataError
-from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
-from chunk_grpo.training.copies import Copies
-from chunk_grpo.training.processes import Processes
+from chunk_grpo.training.checkpoint import TrainingState
 from chunk_grpo.training.state_files import MANIFEST, STATE, WHOLE, write_file, write_tensors
+from tests.checkpoints import save, store_in
 
 NAME, PART = "iteration-000003", "part-0.safetensors"
 
@@ -35,7 +34,7 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     folder = tmp_path / "given"
-    CheckpointStore(folder, "code-1", 1).save(TrainingState(3, {"v": torch.ones(2)}, {}, [(3, "kl", 0.5)]))
+    save(store_in(folder), TrainingState(3, {"v": torch.ones(2)}, {}, [(3, "kl", 0.5)]))
     content = json.loads((folder / NAME / STATE).read_text())
     content["state"]["dict"][1][1]["dict"].append(["w", {"tensor": "w"}])
     content["sharded"] = {"w": [[2, 3], {PART: [[0, 0], [2, 3]]}]}
@@ -55,10 +54,7 @@ def write(folder: Path, name: str, content: bytes) -> None:
 
 def used(folder: Path, by: str) -> torch.Tensor:
     """The sharded tensor, as a training reads it from its own folder or from a copy."""
-    store = CheckpointStore(folder, "code-1", 1)
-    if by == "copies":
-        machine = folder.parent / "machine"
-        store = CheckpointStore(machine, "code-1", 1, copies=Copies(str(folder), machine, Processes()))
+    store = store_in(folder) if by == "disk" else store_in(folder.parent / "machine", copies=str(folder))
     with store.fitting():
         found = store.latest()
         if found is None:

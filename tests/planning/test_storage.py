@@ -70,7 +70,8 @@ def test_checkpoints(smoke: Settings, tmp_path: Path) -> None:
     """A checkpoint of the toy network with AdamW's state."""
     import torch
 
-    from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
+    from chunk_grpo.training.checkpoint import TrainingState
+    from tests.checkpoints import save, store_in
     from tests.training.conftest import OPTIONS
 
     family = FluxFamily.load(OPTIONS, ("transformer",))
@@ -81,7 +82,7 @@ def test_checkpoints(smoke: Settings, tmp_path: Path) -> None:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     state = TrainingState(1, family.trainable_state(), optimizer.state_dict(), [])
-    CheckpointStore(tmp_path, "test", 1).save(state)
+    save(store_in(tmp_path), state)
     written = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     assert checkpoint_bytes(smoke) == pytest.approx(written, rel=0.03)
 

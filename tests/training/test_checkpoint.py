@@ -4,8 +4,6 @@ import errno
 import json
 import logging
 import os
-import resource
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +19,7 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.training import checkpoint, state_files
 from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
 from chunk_grpo.training.state_files import FORMAT, MANIFEST, STATE, WHOLE, write_file
+from tests.checkpoints import save, store_in
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,19 +35,19 @@ def trained_state(iteration: int) -> TrainingState:
     return TrainingState(iteration, network.state_dict(), optimizer.state_dict(), rows, extra)
 
 
-def store_in(folder: Path, keep: int = 5, identity: str = "code-1") -> CheckpointStore:
-    return CheckpointStore(folder, identity, keep)
-
-
 def saved(folder: Path, *iterations: int) -> list[Path]:
     """Small checkpoints, and their paths."""
     for iteration in iterations:
-        store_in(folder).save(TrainingState(iteration, {"w": torch.arange(100.0)}, {}, []))
+        save(store_in(folder), small_state(iteration))
     return [folder / f"iteration-{iteration:06d}" for iteration in iterations]
 
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def small_state(iteration: int) -> TrainingState:
+    return TrainingState(iteration, {"w": torch.arange(100.0)}, {}, [])
 
 
 def latest_iteration(store: CheckpointStore) -> int:
@@ -62,7 +61,7 @@ def test_saved_state_is_restored(tmp_path):
     store = store_in(folder)
     assert store.latest() is None and store.newest_path() is None
     state = trained_state(7)
-    store.save(state)
+    save(store, state)
     again = store_in(folder).latest()
     assert again is not None
     assert (again.iteration, again.rows) == (7, state.rows)
@@ -104,7 +103,7 @@ def test_tensors_of_all_types_and_shapes_come_back(dtype, tmp_path):
 )
 def test_rejects_state_that_could_not_be_loaded(extra, place, tmp_path):
     with pytest.raises(TypeError) as caught:
-        store_in(tmp_path).save(TrainingState(1, {}, {}, [], extra))
+        save(store_in(tmp_path), TrainingState(1, {}, {}, [], extra))
     assert str(caught.value).startswith(f"state{place}")
     assert names(tmp_path) == []
 
@@ -115,10 +114,10 @@ def test_the_last_ones_are_kept_and_other_files_left_alone(tmp_path):
         (tmp_path / name).mkdir()
     store = store_in(tmp_path, keep=2)
     for iteration in (1, 3, 4, 999_999, 1_000_000):
-        store.save(TrainingState(iteration, {}, {}, []))
+        save(store, TrainingState(iteration, {}, {}, []))
         assert store.newest_path() == tmp_path / f"iteration-{iteration:06d}"
     assert names(tmp_path) == sorted([*others, "iteration-999999", "iteration-1000000"])
-    store.save(TrainingState(1_000_000, {}, {}, []))  # stopped within the next iteration
+    save(store, TrainingState(1_000_000, {}, {}, []))  # stopped within the next iteration
     assert names(tmp_path) == sorted([*others, "iteration-999999", "iteration-1000000-1"])
     assert latest_iteration(store) == 1_000_000
 
@@ -128,17 +127,10 @@ def test_the_best_policy_is_part_of_each_checkpoint(tmp_path):
     assert store.best() is None
     for iteration, policy in enumerate(policies):
         store.keep_best(policy)
-        store.save(TrainingState(iteration, {}, {}, []))
+        save(store, TrainingState(iteration, {}, {}, []))
     assert torch.equal(store_in(tmp_path).latest(1) and load_file(tmp_path / "best.safetensors")["w"], policies[1]["w"])
     store = store_in(tmp_path)
     assert latest_iteration(store) == 2 and torch.equal(store.best()["w"], policies[2]["w"])
-
-
-def test_wrong_numbers_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
-        store_in(tmp_path, keep=0)
-    with pytest.raises(ValueError, match="iteration must be at least 0, got -1"):
-        saved(tmp_path, -1)
 
 
 KILLED = """
@@ -172,8 +164,8 @@ def prepared(folder: Path) -> Callable[[], None]:
     """A checkpoint of iteration 7 and a best policy; saves iteration 8 in its place."""
     store = store_in(folder, keep=1)
     store.keep_best({"w": torch.ones(10)})
-    store.save(trained_state(7))
-    return lambda: store.save(trained_state(8))
+    save(store, small_state(7))
+    return lambda: save(store, small_state(8))
 
 
 def kills_at_each_call(module: str, folders: list[Path]) -> int:
@@ -194,7 +186,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
         store = store_in(folder, keep=1)
         found.append(latest_iteration(store))
         assert torch.equal(store.best()["w"], torch.ones(10))
-        store.save(trained_state(9))
+        save(store, small_state(9))
         assert names(folder) == ["best.safetensors", "iteration-000009"]
     assert found == sorted(found) and set(found) == {7, 8}
 
@@ -280,20 +272,6 @@ def test_another_folder_is_refused_with_a_way_out(damage, reason, tmp_path):
     assert names(tmp_path) == [path.name]
 
 
-def test_a_checkpoint_of_an_earlier_release_is_refused_with_a_way_out(tmp_path):
-    path = tmp_path / "iteration-000003.pt"
-    path.touch()
-    store = store_in(tmp_path)
-    with pytest.raises(DataError) as caught:
-        store.latest()
-    assert str(caught.value) == (
-        f"{path}: written by an earlier release; finish the training with that release; delete {tmp_path} to train "
-        "from the start"
-    )
-    store.save(trained_state(4))
-    assert latest_iteration(store) == 4 and path.exists()
-
-
 def test_the_previous_one_is_used_with_a_warning(tmp_path, caplog):
     good, broken, foreign = saved(tmp_path, 7, 8, 9)
     cut(broken / WHOLE)
@@ -313,9 +291,9 @@ def test_a_refused_one_does_not_push_out_a_good_one(tmp_path):
     cut(bad / WHOLE)
     store = store_in(tmp_path, keep=2)
     assert latest_iteration(store) == 7
-    store.save(TrainingState(9, {}, {}, []))  # passes the bad one
+    save(store, TrainingState(9, {}, {}, []))  # passes the bad one
     assert names(tmp_path) == [f"iteration-00000{number}" for number in (7, 8, 9)]
-    store.save(TrainingState(10, {}, {}, []))
+    save(store, TrainingState(10, {}, {}, []))
     assert names(tmp_path) == ["iteration-000009", "iteration-000010"]
 
 
@@ -325,10 +303,10 @@ def test_a_newer_one_does_not_push_out_the_one_just_saved(looked, tmp_path):
     cut(bad / WHOLE)
     store = store_in(tmp_path, keep=1)
     assert not looked or latest_iteration(store) == 5
-    store.save(TrainingState(6, {}, {}, []))
+    save(store, TrainingState(6, {}, {}, []))
     assert names(tmp_path) == ["iteration-000006", "iteration-000009"]
     assert latest_iteration(store) == 6
-    store.save(TrainingState(9, {}, {}, []))
+    save(store, TrainingState(9, {}, {}, []))
     assert names(tmp_path) == ["iteration-000009-1"]
     assert latest_iteration(store) == 9
 
@@ -341,19 +319,6 @@ def test_when_none_can_be_used_all_are_named(tmp_path):
     assert str(caught.value).startswith(
         f"{newer}: of another computation (its identity is 'code-1', not 'code-2'); {older}: "
     )
-
-
-def test_a_disk_that_fills_up_while_writing_leaves_the_older_ones(tmp_path):
-    (older,) = saved(tmp_path, 7)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-    try:
-        with pytest.raises(DataError, match=r"iteration-000008: cannot write: File too large"):
-            store_in(tmp_path, keep=1).save(TrainingState(8, {"w": torch.ones(100_000)}, {}, []))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert names(tmp_path) == [older.name]
-    assert latest_iteration(store_in(tmp_path)) == 7
 
 
 @pytest.mark.parametrize(
@@ -372,7 +337,7 @@ def test_a_save_that_fails_leaves_the_older_ones(function, number, said, tmp_pat
     with monkeypatch.context() as patch:
         patch.setattr(os, function, fail)
         with pytest.raises(DataError, match=f"iteration-000008: cannot write: .*{said}"):
-            store_in(tmp_path, keep=1).save(trained_state(8))
+            save(store_in(tmp_path, keep=1), trained_state(8))
     assert names(tmp_path) == [older.name]
     assert latest_iteration(store_in(tmp_path)) == 7
 
@@ -382,7 +347,3 @@ def test_rejects_file_in_place_of_folder(tmp_path):
     folder.touch()
     with pytest.raises(DataError, match=r"seed-0: the folder of checkpoints cannot be read \(Not a directory\)"):
         store_in(folder).latest()
-    folder.unlink()
-    saved(folder, 1)
-    shutil.rmtree(folder)
-    assert store_in(folder).latest() is None

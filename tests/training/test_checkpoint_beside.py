@@ -16,10 +16,9 @@ from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.planning import cost
 from chunk_grpo.training import checkpoint, state_files
 from chunk_grpo.training.checkpoint import CheckpointStore
-from chunk_grpo.training.copies import Copies
-from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.trainer import Trainer
-from tests.training.test_checkpoint import latest_iteration, store_in, trained_state
+from tests.checkpoints import save, store_in
+from tests.training.test_checkpoint import latest_iteration, trained_state
 from tests.training.worker import Job, result, run_pair
 
 SECONDS = 60
@@ -77,7 +76,7 @@ def test_it_has_the_best_policy_of_its_beginning(disk: threading.Event, tmp_path
 def test_it_counts_when_it_is_written(disk: threading.Event, tmp_path: Path) -> None:
     store = store_in(tmp_path, keep=1)
     disk.set()
-    store.save(trained_state(6))
+    save(store, trained_state(6))
     disk.clear()
     store.begin(trained_state(7))
     store.finish_if_written()
@@ -119,7 +118,7 @@ def test_a_small_state_is_whole_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("finish", [CheckpointStore.finish_if_written, CheckpointStore.finish])
 def test_an_error_is_raised_when_it_is_finished(finish, tmp_path, monkeypatch):
     store = store_in(tmp_path)
-    store.save(trained_state(6))
+    save(store, trained_state(6))
 
     begun = threading.Event()
 
@@ -146,8 +145,8 @@ def test_a_slow_copy_holds_up_no_later_checkpoint(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(storage, "put_file", slow)
     local, away = tmp_path / "local", tmp_path / "away"
-    store = CheckpointStore(local, "code-1", 1, copies=Copies(str(away), local, Processes()))
-    store.save(trained_state(6))
+    store = store_in(local, keep=1, copies=str(away))
+    save(store, trained_state(6))
     store.begin(trained_state(7))
     store.finish_if_written()
     assert latest_iteration(store_in(local)) == 6  # its folder stays until it is copied
@@ -173,8 +172,12 @@ def test_training_goes_on_meanwhile_and_ends_with_the_same_weights(disk, train, 
     assert beside.equals(alone)
 
 
+@pytest.mark.slow
 def test_processes_save_shards_beside_the_training(prompts: PromptSet, tmp_path: Path) -> None:
-    """Checkpoints after each of three iterations; then a training from the second one ends with the same weights."""
+    """Checkpoints after each of three iterations; then a training from the second one ends with the same weights.
+
+    In the other tests test_processes.py stops one after the first of its checkpoints.
+    """
     whole = Job(train={"shard_weights": True, "group_size": 4}, folder="whole")
     longer = replace(whole, folder="resumed", train={**whole.train, "keep_state": True, "iterations": 2})
     resumed = replace(longer, train={**longer.train, "iterations": 3})

@@ -14,24 +14,24 @@ from chunk_grpo.artifacts import storage
 from chunk_grpo.errors import DataError, TransientError
 from chunk_grpo.training import checkpoint, copies
 from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
-from chunk_grpo.training.copies import Copies, remove_copies
-from chunk_grpo.training.processes import Processes
+from chunk_grpo.training.copies import remove_copies
 from chunk_grpo.training.state_files import MANIFEST, STATE, WHOLE, encoded, read_state
+from tests.checkpoints import save, store_in
 from tests.training.test_checkpoint import kills_at_each_call, with_state
 
 
-def store_on(machine: Path, location: str) -> CheckpointStore:
-    """Checkpoints of one machine, with copies at a location that all machines reach."""
-    return CheckpointStore(machine, "code-1", 1, copies=Copies(location, machine, Processes()))
+def store_on(machine: Path, location: str | None) -> CheckpointStore:
+    """Checkpoints of one machine, with copies at a location that all machines reach, or without copies."""
+    return store_in(machine, keep=1, copies=location)
 
 
 def state(iteration: int) -> TrainingState:
     return TrainingState(iteration, {"w": torch.full((50,), float(iteration))}, {}, [(iteration, "kl", 0.1)])
 
 
-def save(store: CheckpointStore, *iterations: int) -> None:
+def save_each(store: CheckpointStore, *iterations: int) -> None:
     for iteration in iterations:
-        store.save(state(iteration))
+        save(store, state(iteration))
     store.settle()
 
 
@@ -43,7 +43,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def resumed(store: CheckpointStore, last: int | None = None) -> int | None:
+def resumed(store: CheckpointStore, last: int = 99) -> int | None:
     found = store.latest(last)
     assert found is None or torch.equal(found.network["w"], state(found.iteration).network["w"])
     return None if found is None else found.iteration
@@ -73,14 +73,14 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 def test_another_machine_resumes_and_only_the_newest_copy_is_kept(first, second, bucket_folder, tmp_path, warnings):
     assert resumed(second) is None
-    save(first, 1, 2, 3)
+    save_each(first, 1, 2, 3)
     assert folders(bucket_folder) == ["iteration-000003"]
     assert resumed(second) == 3
     copied, own = tmp_path / "second" / "iteration-000003", tmp_path / "first" / "iteration-000003"
     assert names(copied) == names(own) == [MANIFEST, STATE, WHOLE]
     assert all((copied / name).read_bytes() == (own / name).read_bytes() for name in names(own))
     assert second.newest_path() == copied
-    save(second, 4)
+    save_each(second, 4)
     assert folders(bucket_folder) == folders(tmp_path / "second") == ["iteration-000004"]
     (warning,) = warnings()
     assert warning.startswith(f"{bucket_folder}/iteration-000003: newer than the checkpoints in ")
@@ -89,7 +89,7 @@ def test_another_machine_resumes_and_only_the_newest_copy_is_kept(first, second,
 def test_the_same_in_an_object_store(bucket: str, tmp_path):
     first, second = (store_on(tmp_path / name, f"{bucket}/key") for name in ("first", "second"))
     assert resumed(second) is None
-    save(first, 1, 2)
+    save_each(first, 1, 2)
     assert {name.split("/")[0] for name in storage.sizes_below(f"{bucket}/key")} == {"iteration-000002"}
     assert resumed(second) == 2
     remove_copies(f"{bucket}/key")
@@ -99,21 +99,21 @@ def test_the_same_in_an_object_store(bucket: str, tmp_path):
 
 
 def test_the_newest_is_taken_wherever_it_is(first, second, bucket_folder, tmp_path):
-    save(first, 4)
+    save_each(first, 4)
     for iteration, newest in ((3, 4), (5, 5)):
-        alone = CheckpointStore(tmp_path / str(iteration), "code-1", 1)
-        alone.save(state(iteration))
+        alone = store_on(tmp_path / str(iteration), None)
+        save(alone, state(iteration))
         assert resumed(store_on(tmp_path / str(iteration), str(bucket_folder))) == newest
     # One of the same iteration on the own disk is as good.
-    CheckpointStore(tmp_path / "second", "code-1", 1).save(state(4))
+    save(store_on(tmp_path / "second", None), state(4))
     (bucket_folder / "iteration-000004" / WHOLE).write_bytes(b"")
     assert resumed(second) == 4
 
 
 def test_a_shorter_run_leaves_and_passes_the_copies_of_a_longer_one(first, second, bucket_folder):
-    save(first, 9)
+    save_each(first, 9)
     assert resumed(second, last=5) is None
-    save(second, 2, 5)
+    save_each(second, 2, 5)
     assert folders(bucket_folder) == ["iteration-000005", "iteration-000009"]
     assert resumed(second, last=5) == 5
     assert resumed(second) == 9
@@ -148,38 +148,38 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_a_copy_that_is_damaged_or_in_part_is_not_used(
     change, reason, has_own, first, second, bucket_folder, tmp_path, warnings
 ):
-    save(first, 7)
+    save_each(first, 7)
     if has_own:
-        CheckpointStore(tmp_path / "second", "code-1", 1).save(state(5))
+        save(store_on(tmp_path / "second", None), state(5))
     copy = bucket_folder / "iteration-000007"
     change(copy)
     assert resumed(second) == (5 if has_own else None)
     (warning,) = warnings()
     assert warning.startswith(f"{copy}: {reason}") and warning.endswith("; this copy is not used")
-    save(second, 6, 7)
+    save_each(second, 6, 7)
     assert folders(tmp_path / "second") == folders(bucket_folder) == ["iteration-000007"]
     assert resumed(first) == 7
 
 
 def test_a_copy_without_a_manifest_is_none(first, second, bucket_folder, warnings):
-    save(first, 7)
+    save_each(first, 7)
     (bucket_folder / "iteration-000007" / MANIFEST).unlink()
     assert resumed(second) is None and warnings() == []
 
 
 def test_a_copy_replaces_a_damaged_checkpoint_of_the_same_iteration(first, tmp_path, bucket_folder, warnings):
-    save(first, 7)
+    save_each(first, 7)
     own = tmp_path / "first" / "iteration-000007"
     damage(WHOLE, flipped)(own)
     assert resumed(store_on(tmp_path / "first", str(bucket_folder))) == 7
     assert warnings() == [
         f"{own}: {WHOLE} is damaged (its checksum is wrong); {bucket_folder}/iteration-000007 is used instead"
     ]
-    assert resumed(CheckpointStore(tmp_path / "first", "code-1", 1)) == 7
+    assert resumed(store_on(tmp_path / "first", None)) == 7
 
 
 def test_damaged_file_and_copy_are_reported(first, tmp_path, bucket_folder):
-    save(first, 7)
+    save_each(first, 7)
     for folder in (tmp_path / "first", bucket_folder):
         damage(WHOLE, flipped)(folder / "iteration-000007")
     with pytest.raises(DataError, match=r"delete .*first to train from the start"):
@@ -189,7 +189,7 @@ def test_damaged_file_and_copy_are_reported(first, tmp_path, bucket_folder):
 def test_the_best_policy_comes_along(first, second):
     for iteration in (1, 3):
         first.keep_best(state(iteration).network)
-        save(first, iteration, iteration + 1)
+        save_each(first, iteration, iteration + 1)
     assert resumed(second) == 4
     assert torch.equal(second.best()["w"], state(3).network["w"])
 
@@ -197,7 +197,7 @@ def test_the_best_policy_comes_along(first, second):
 def test_other_files_at_the_location_are_left_alone(first, bucket_folder):
     bucket_folder.mkdir(parents=True)
     (bucket_folder / "notes.txt").touch()
-    save(first, 1, 2)
+    save_each(first, 1, 2)
     assert folders(bucket_folder) == ["iteration-000002", "notes.txt"]
 
 
@@ -205,19 +205,19 @@ def test_a_store_that_fails_is_a_warning_and_the_next_checkpoint_is_copied(
     first, second, bucket_folder, tmp_path, warnings
 ):
     bucket_folder.parent.touch()  # a file where a folder should be
-    save(first, 1)
+    save_each(first, 1)
     (warning,) = warnings()
     assert warning.startswith(f"{bucket_folder}: the newest checkpoint is not copied")
     assert re.search(rf"{bucket_folder}/iteration-000001/\S+: cannot write: ", warning)
     assert folders(tmp_path / "first") == ["iteration-000001"]
     bucket_folder.parent.unlink()
-    save(first, 2)
+    save_each(first, 2)
     assert len(warnings()) == 1
     assert resumed(second) == 2
 
 
 def test_copies_that_cannot_be_removed_are_named(first, bucket_folder, warnings, monkeypatch):
-    save(first, 1)
+    save_each(first, 1)
     monkeypatch.setattr(copies.storage, "remove_file", lambda *_: 1 / 0)
     remove_copies(str(bucket_folder))
     assert warnings() == [
@@ -227,11 +227,11 @@ def test_copies_that_cannot_be_removed_are_named(first, bucket_folder, warnings,
 
 def test_a_checkpoint_that_was_not_copied_removes_no_older_copy(first, bucket_folder, warnings, monkeypatch):
     """The last checkpoint of a training is not copied."""
-    save(first, 1)
+    save_each(first, 1)
     with monkeypatch.context() as patch:
         patch.setattr(copies.storage, "put_file", lambda *_: 1 / 0)
-        save(first, 2)
-    first.save(state(3), copied=False)
+        save_each(first, 2)
+    save(first, state(3), copied=False)
     first.settle()
     assert len(warnings()) == 1 and "division by zero" in warnings()[0]
     assert folders(bucket_folder) == ["iteration-000001"]
@@ -246,8 +246,8 @@ def test_a_store_that_does_not_answer_stops_a_training_that_begins(s3_port, tmp_
 def prepared(folder: Path) -> Callable[[], None]:
     """A copied checkpoint of iteration 7; saves and copies iteration 8 in its place."""
     store = store_on(folder / "first", str(folder / "bucket"))
-    save(store, 7)
-    return lambda: save(store, 8)
+    save_each(store, 7)
+    return lambda: save_each(store, 8)
 
 
 def test_a_kill_at_any_moment_loses_at_most_the_checkpoint_that_is_being_copied(tmp_path):

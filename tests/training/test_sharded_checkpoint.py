@@ -17,9 +17,10 @@ from torch.distributed.tensor import DTensor
 
 from chunk_grpo.families.sharding import local_shard
 from chunk_grpo.training import state_files
-from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
+from chunk_grpo.training.checkpoint import TrainingState
 from chunk_grpo.training.state_files import MANIFEST, STATE, WHOLE
-from tests.training.test_checkpoint import kills_at_each_call, names, store_in
+from tests.checkpoints import save, store_in
+from tests.training.test_checkpoint import kills_at_each_call, names
 
 FILES = [MANIFEST, "part-0.safetensors", STATE, WHOLE]
 
@@ -60,7 +61,7 @@ def whole(value: Tensor) -> Tensor:
 @pytest.mark.parametrize("is_sharded", [True, False])
 def test_sharded_tensors_come_back_sharded_or_whole(is_sharded, mesh, tmp_path):
     state = state_of(mesh, 3)
-    store_in(tmp_path).save(state)
+    save(store_in(tmp_path), state)
     assert names(tmp_path / "iteration-000003") == FILES
     assert (tmp_path / "iteration-000003" / WHOLE).stat().st_size < 10_000  # a weight alone has 240 kB
     found = store_in(tmp_path).latest()
@@ -97,7 +98,7 @@ def test_any_number_of_processes_reads_the_parts_of_any_other(tmp_path, monkeypa
 
 def test_a_flipped_bit_in_a_part_is_found(mesh, tmp_path, caplog):
     for iteration in (1, 2):
-        store_in(tmp_path).save(state_of(mesh, iteration))
+        save(store_in(tmp_path), state_of(mesh, iteration))
     path = tmp_path / "iteration-000002" / "part-0.safetensors"
     content = path.read_bytes()
     path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
@@ -109,8 +110,8 @@ def test_a_flipped_bit_in_a_part_is_found(mesh, tmp_path, caplog):
 def prepared(folder: Path) -> Callable[[], None]:
     """Iteration 7 is saved again, as after a stop within iteration 8."""
     mesh = one_process()
-    store_in(folder).save(state_of(mesh, 7))
-    return lambda: store_in(folder, keep=1).save(state_of(mesh, 7))
+    save(store_in(folder), state_of(mesh, 7))
+    return lambda: save(store_in(folder, keep=1), state_of(mesh, 7))
 
 
 @pytest.mark.slow
@@ -118,8 +119,8 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(mesh, tmp_path):
     folders = [tmp_path / str(number) for number in range(1, 21)]
     assert kills_at_each_call("test_sharded_checkpoint", folders) >= 10
     for folder in folders:
-        store = CheckpointStore(folder, "code-1", 1)
+        store = store_in(folder, keep=1)
         found = store.latest()
         assert found is not None and found.iteration == 7
-        store.save(state_of(mesh, 8))
+        save(store, state_of(mesh, 8))
         assert names(folder) == ["iteration-000008"]

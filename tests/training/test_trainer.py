@@ -11,9 +11,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from chunk_grpo.errors import DataError, TransientError
 from chunk_grpo.scorers.reward import Reward
-from chunk_grpo.training.checkpoint import CheckpointStore, TrainingState
+from chunk_grpo.training.checkpoint import TrainingState
 from chunk_grpo.training.journal import FILE, read_journal
 from chunk_grpo.training.processes import Processes
+from tests.checkpoints import store_in
 
 from .conftest import Outcome
 
@@ -21,7 +22,7 @@ Train = Callable[..., Outcome]
 
 
 def checkpoint(folder: Path) -> TrainingState | None:
-    return CheckpointStore(folder, "test", 2).latest()
+    return store_in(folder, identity="test").latest()
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def journal_and_tracker_tell_each_iteration_once(folder: Path, made: Outcome) ->
 
 
 def test_a_run_that_is_stopped_again_and_again_gets_there(train, whole, tmp_path):
-    """Each is stopped at the eighth look at the request, in rollouts and in updates, and the later ones a bit later.
+    """Each is stopped at the twelfth look at the request, in rollouts and in updates, and the later ones a bit later.
 
     The distance from the base takes nine looks in one go.
     """
@@ -80,7 +81,7 @@ def test_a_run_that_is_stopped_again_and_again_gets_there(train, whole, tmp_path
     while True:
         attempts += 1
         try:
-            made = train(tmp_path / "a", stop_at=8 + attempts // 5, checkpoint_every=3)
+            made = train(tmp_path / "a", stop_at=12 + attempts // 3, checkpoint_every=3)
             break
         except TransientError:
             state = checkpoint(tmp_path / "a")

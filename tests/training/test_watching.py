@@ -16,11 +16,11 @@ from chunk_grpo.errors import DataError, TransientError
 from chunk_grpo.scorers.base import ScoreBatch, Scores
 from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.training import stopping, trainer
-from chunk_grpo.training.checkpoint import CheckpointStore
 from chunk_grpo.training.metrics import fidelity_metrics, warn_of_poor_fidelity
 from chunk_grpo.training.run import RunPaths, TrainingData
 from chunk_grpo.training.trainer import Trainer
 from chunk_grpo.training.update import UpdateStats
+from tests.checkpoints import store_in
 from tests.shapes_scorers import ScorerForTests
 
 from .conftest import CHUNK_WS, Outcome, method_of, small_params
@@ -113,7 +113,7 @@ def test_an_adapter_is_trained_and_goes_on_from_halfway(train, policy, tmp_path)
     whole = train(tmp_path / "whole", **run)
     with pytest.raises(TransientError):
         train(tmp_path / "stopped", stop_at=19, **run)
-    left = CheckpointStore(tmp_path / "stopped", "test", 1).latest()
+    left = store_in(tmp_path / "stopped", identity="test").latest()
     assert left is not None and len(left.extra["unfinished"][0]["updates"]) == 1
     resumed = train(tmp_path / "stopped", **run)
     assert resumed.without_times() == whole.without_times()
@@ -124,7 +124,7 @@ def test_an_adapter_is_trained_and_goes_on_from_halfway(train, policy, tmp_path)
         assert sum(path.stat().st_size for path in files[0]) < 400_000  # the adapter alone
     tuned = policy().with_transformer(tmp_path / "whole" / "saved" / "transformer")
     assert tuned.latent_shape == policy().latent_shape
-    network = CheckpointStore(tmp_path / "whole", "test", 1).latest()
+    network = store_in(tmp_path / "whole", identity="test").latest()
     assert network is not None and all("lora" in name for name in network.network)
 
 
