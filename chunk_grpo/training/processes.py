@@ -61,17 +61,14 @@ class Processes:
             )
         # The default group's collectives time out after minutes, too short for a slow scorer or writing a checkpoint.
         self._patient = distributed.new_group(backend="gloo", timeout=_PATIENCE) if self.count > 1 else None
-        self._inside = self._patient
         self._mesh: DeviceMesh | None = None
+        self._sharing = self.count  # processes that hold all shards together
         if shards_weights and self.count > 1:
-            is_hybrid = keeps_shards_inside and self.has_machines
-            shape = (self.count // self.local_count, self.local_count) if is_hybrid else (self.count,)
+            if keeps_shards_inside:
+                self._sharing = int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
+            shape = (self.count // self._sharing, self._sharing) if self._sharing < self.count else (self.count,)
             names = ("machines", "processes")[-len(shape) :]
             self._mesh = init_device_mesh(self._state.device.type, shape, mesh_dim_names=names)
-            if is_hybrid:
-                machines = torch.arange(self.count).view(shape).tolist()
-                groups = [distributed.new_group(each, timeout=_PATIENCE, backend="gloo") for each in machines]
-                self._inside = groups[self.index // self.local_count]
 
     @property
     def count(self) -> int:
@@ -165,32 +162,12 @@ class Processes:
         return results_of_all(action, self.count, self._patient)
 
     @property
-    def sharing(self) -> distributed.ProcessGroup | None:
-        """The processes that hold all shards together; None with one process.
-
-        Hybrid sharding: those of this machine; otherwise all processes. Collectives wait up to `_PATIENCE`.
-        """
-        return self._inside
-
-    @property
     def place(self) -> tuple[int, int]:
-        """Rank of this process in `sharing`, and the number of its processes."""
-        return (self.index % self.local_count, self.local_count) if self.is_hybrid else (self.index, self.count)
+        """Rank of this process among those that hold all shards together, and their number.
 
-    @property
-    def is_hybrid(self) -> bool:
-        """Whether the processes of each machine hold all shards."""
-        return self._inside is not self._patient
-
-    @property
-    def local_count(self) -> int:
-        """Number of processes on this machine, and on each other one."""
-        return int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
-
-    @property
-    def has_machines(self) -> bool:
-        """Whether the processes are on several machines."""
-        return self.local_count < self.count
+        With hybrid sharding those of this machine, otherwise all processes.
+        """
+        return self.index % self._sharing, self._sharing
 
     def padded_share(self, total: int) -> tuple[list[int], int]:
         """This process's share of `total` items, filled up to the length of the others', and its length without that.
