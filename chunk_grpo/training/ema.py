@@ -41,19 +41,12 @@ class ExponentialMovingAverage:
         """Start at the current values of the parameters.
 
         Args:
-            parameters: Parameters to average. The objects are kept; the model must not replace them.
+            parameters: Parameters to average, in float32 or wider, for half precision rounds the small steps of an
+                average away. The objects are kept; the model must not replace them.
             decay: Function from the number of optimiser steps so far.
 
-        Raises:
-            ValueError: There is no parameter, or one is in half precision, which rounds the small steps of an average
-                away.
         """
         self._parameters = list(parameters)
-        if not self._parameters:
-            raise ValueError("an average needs at least one parameter, got none")
-        for parameter in self._parameters:
-            if parameter.dtype not in (torch.float32, torch.float64):
-                raise ValueError(f"parameters must be float32 or wider to be averaged, got {parameter.dtype}")
         self._averages = [parameter.detach().clone() for parameter in self._parameters]
         self._decay = decay
         self._swapped = False
@@ -65,13 +58,10 @@ class ExponentialMovingAverage:
             updates: Number k of optimiser steps since the start of training.
 
         Raises:
-            ValueError: The decay is out of range, or called inside `averaged`.
+            ValueError: Called inside `averaged`.
         """
         self._require_own_weights("update")
-        decay = self._decay(updates)
-        if not 0 <= decay < 1:
-            raise ValueError(f"the decay after {updates} updates must be in [0, 1), got {decay}")
-        step = get_ema_multi_avg_fn(decay)
+        step = get_ema_multi_avg_fn(self._decay(updates))
         step(self._averages, [parameter.detach() for parameter in self._parameters], None)
 
     def state(self) -> list[Tensor]:
@@ -110,16 +100,13 @@ class ExponentialMovingAverage:
             ValueError: Called inside another `averaged` block.
         """
         self._require_own_weights("averaged")
-        self._exchange()
+        exchange(self._parameters, self._averages)
         self._swapped = True
         try:
             yield
         finally:
-            self._exchange()
+            exchange(self._parameters, self._averages)
             self._swapped = False
-
-    def _exchange(self) -> None:
-        exchange(self._parameters, self._averages)
 
     def _require_own_weights(self, what: str) -> None:
         if self._swapped:

@@ -126,32 +126,6 @@ def test_restored_average_continues_identically():
     assert same(state, given)  # copied, not taken over
 
 
-HALF = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: ExponentialMovingAverage(parameters(), constant(-0.1)).update(3),
-            r"decay after 3 updates must be in \[0, 1\)",
-        ),
-        (
-            lambda: ExponentialMovingAverage(parameters(), constant(1.0)).update(3),
-            r"decay after 3 updates must be in \[0, 1\)",
-        ),
-        (
-            lambda: ExponentialMovingAverage(parameters(), constant(float("nan"))).update(3),
-            r"decay after 3 updates must be in \[0, 1\)",
-        ),
-        (lambda: ExponentialMovingAverage([], constant(0.9)), "at least one parameter"),
-        (lambda: ExponentialMovingAverage([HALF], constant(0.9)), "float32 or wider"),
-        (
-            lambda: trained()[1].load_state([torch.ones(2)]),
-            r"shapes \[\(5, 3\), \(5, 3\)\] of the parameters, got \[\(2,\)\]",
-        ),
-    ],
-)
-def test_bad_arguments_are_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_averages_of_other_shapes_are_refused():
+    with pytest.raises(ValueError, match=r"shapes \[\(5, 3\), \(5, 3\)\] of the parameters, got \[\(2,\)\]"):
+        trained()[1].load_state([torch.ones(2)])
