@@ -128,7 +128,7 @@ def test_sharded_weights_are_exchanged_in_place() -> None:
 
 def test_a_training_ends_with_its_distance_and_clipping_by_step(train: Any, tmp_path: Any) -> None:
     """Five steps, of which four have noise; the second of two updates has ratios. A longer training starts over."""
-    settings: dict[str, Any] = {"kl_coef": 0.0, "clip_range": 1e-9, "keep_state": True}
+    settings: dict[str, Any] = {"kl_coef": 0.0, "clip_range": 1e-9, "keep_state": True, "heldout": {"every": 10}}
     settings["variant"] = {"objective": "chunk", "plan": "listed", "fraction": 1.0}
     made = train(tmp_path / "a", iterations=2, **settings)
     ((last, distance),) = series(made, "distance_from_base").items()

@@ -13,7 +13,7 @@ from chunk_grpo.training.rollouts import Experience, Iteration, collect_experien
 from chunk_grpo.training.run import TrainingData
 from chunk_grpo.training.schedule import starts_per_prompt
 
-from .conftest import CHUNK_WS, PROFILE, method_of, small_params
+from .conftest import CHUNK_WS, PROFILE, Outcome, method_of, small_params
 
 STEP: dict[str, Any] = {"objective": "step", "plan": "step"}
 CHUNK: dict[str, Any] = {"objective": "chunk", "plan": "listed"}
@@ -57,28 +57,42 @@ WITH_STATE = ("dynamic", "tempflow", "guard", "nft", "chunk-gains", "flow-grpo-f
 """Methods whose stopped run holds more than the others': a plan, parts of trajectories, means, velocities, advantages
 of chunks; and one that draws steps, the same after a stop."""
 
+ALONE = ("dance-grpo", "adaptive", "chunk-rewards", "mixgrpo", "cps", "dppo", "guard-branching", "chunk-awm", "awm-ode")
+"""Other methods with code of their own in a training. What the rest change is in test_chunk_selection.py and
+test_advantages.py, from the settings to the numbers."""
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_trains(name, train, tmp_path):
-    made = train(tmp_path, variant=METHODS[name], iterations=1)
+QUIET: dict[str, Any] = {"heldout": {"every": 10, "num_prompts": 1, "images_per_prompt": 1}}
+
+
+def each(usual: tuple[str, ...]) -> list[Any]:
+    """All methods, those that are not usual for the slow tests."""
+    return [name if name in usual else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+
+
+def require_training(name: str, made: Outcome) -> None:
     of = {(iteration, metric): value for iteration, metric, value in made.rows}
     assert of[1, "grad_norm"] > 0
     has_ratio = METHODS[name].get("likelihood") != "nft"
     assert (of[1, "ratio_max"] - of[1, "ratio_min"] > 1e-8) == has_ratio  # the second update is off policy
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in WITH_STATE else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
-)
+@pytest.mark.parametrize("name", each(ALONE))
+def test_a_method_trains(name, train, tmp_path):
+    require_training(name, train(tmp_path, variant=METHODS[name], iterations=1, **QUIET))
+
+
+@pytest.mark.parametrize("name", each(WITH_STATE))
 def test_a_method_goes_on_from_halfway(name, train, resumed, tmp_path):
-    run = {"variant": METHODS[name], "iterations": 2, "checkpoint_every": 2}
-    assert resumed(tmp_path / "stopped", 18, **run).equals(train(tmp_path / "whole", **run))
+    run = {"variant": METHODS[name], "iterations": 2, "checkpoint_every": 2, **QUIET}
+    whole = train(tmp_path / "whole", **run)
+    require_training(name, whole)
+    assert resumed(tmp_path / "stopped", 18, **run).equals(whole)
 
 
 def test_methods_differ_and_settings_that_change_nothing_do_not(train, tmp_path):
     """K = T - 1 is the step level; a group's images from one noise are another experience."""
     made = {
-        name: train(tmp_path / name, variant=variant, iterations=1, **changes)
+        name: train(tmp_path / name, variant=variant, iterations=1, **QUIET, **changes)
         for name, variant, changes in (
             ("step", STEP, {}),
             ("chunks of one step", {"objective": "chunk", "plan": "step"}, {}),
@@ -187,6 +201,7 @@ def test_a_drawn_window_differs_by_iteration_and_is_one_for_all_processes(policy
 def test_one_first_evaluation_serves_a_group_that_starts_from_one_noise(
     batch_size, first_evaluations, policy, data, monkeypatch
 ):
+    """`test_reference.py` has that the images are those of a trainer that evaluates each alone."""
     evaluated: list[int] = []
     velocity = FluxFamily.velocity
 
@@ -201,12 +216,8 @@ def test_one_first_evaluation_serves_a_group_that_starts_from_one_noise(
         "rollout_batch_size": batch_size,
         "micro_batch_size": batch_size,
     }
-    made = experience(policy, data, CHUNK_WS, **run)
+    experience(policy, data, CHUNK_WS, **run)
     sizes = [batch_size, 8 - batch_size]
     assert evaluated == [
         count for first, size in zip(first_evaluations, sizes, strict=True) for count in [first, *[size] * len(PROFILE)]
     ]
-    monkeypatch.setattr("chunk_grpo.training.rollouts._Sampling._starts_alike", property(lambda self: False))
-    plain = experience(policy, data, CHUNK_WS, **run)
-    assert torch.allclose(made.trajectories.states, plain.trajectories.states, rtol=0, atol=1e-4)
-    assert torch.equal(made.trajectories.states[:, 0], plain.trajectories.states[:, 0])

@@ -25,8 +25,8 @@ def test_a_network_of_one_weight_is_evaluated_as_often_as_the_toy(case, train, t
     """Their counts do not depend on the draws."""
     variant, changes = CASES[case]
     with counting() as counted:
-        train(tmp_path, variant=variant, **changes)
-    params = small_params(variant, **changes)
+        train(tmp_path, variant=variant, iterations=2, **changes)
+    params = small_params(variant, iterations=2, **changes)
     found, iterations = count_iteration(params, "it"), params.train.iterations
     expected = {
         "rollout": (found.rollout, iterations),

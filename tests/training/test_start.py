@@ -24,14 +24,14 @@ def test_training_goes_on_from_a_policy(settings: dict[str, Any], train: Train, 
     first = train(tmp_path / "first", save=True, **settings)
     base = value(first, "heldout_reward", 0)
     last = value(first, "heldout_reward", 3)
-    second = train(tmp_path / "second", start=tmp_path / "first" / "saved", **settings)
+    second = train(tmp_path / "second", start=tmp_path / "first" / "saved", iterations=1, **settings)
     assert value(second, "heldout_reward", 0) == pytest.approx(last, abs=1e-6) != base
     # The reference is the base model: the divergence begins where the policy is, not at 0.
     assert value(first, "kl", 1) < 1e-2 * value(second, "kl", 1)
 
 
 def test_a_stopped_training_ends_with_the_same_bits(train: Train, resumed: Train, tmp_path: Path) -> None:
-    train(tmp_path / "first", save=True, **LORA)
+    train(tmp_path / "first", save=True, iterations=1, **LORA)
     settings = LORA | {"start": tmp_path / "first" / "saved", "ema_decay": 0.5}
     assert resumed(tmp_path / "parts", 20, **settings).equals(train(tmp_path / "whole", **settings))
 

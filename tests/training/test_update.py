@@ -288,8 +288,7 @@ def of_equal_rewards(case: Case) -> Case:
 @pytest.mark.parametrize("name", ["listed", "step", "of each trajectory"])
 @pytest.mark.parametrize("on_policy", [True, False])
 @pytest.mark.parametrize("micro_batch_size", [1, 3, 5])
-@pytest.mark.parametrize("per_chunk", [False, True])
-@pytest.mark.parametrize("trust_region", ["clip", "divergence"])
+@pytest.mark.parametrize(("per_chunk", "trust_region"), [(False, "clip"), (True, "clip"), (True, "divergence")])
 def test_micro_batches_without_a_gradient_are_not_passed(
     name, on_policy, micro_batch_size, per_chunk, trust_region, monkeypatch
 ):
