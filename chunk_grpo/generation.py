@@ -17,6 +17,7 @@ from chunk_grpo.core.hybrid import uses_base
 from chunk_grpo.core.rollout import rollout_ode, sample_noise
 from chunk_grpo.families.base import Family, velocity_function
 from chunk_grpo.families.prompts import PromptSet, require_finite
+from chunk_grpo.image_files import as_pictures
 from chunk_grpo.seeding import derive_seed
 
 Mode = Literal["base", "tuned", "hybrid"]
@@ -197,15 +198,10 @@ class _Kept:
 def _images(family: Family, mode: Mode, batch: _Batch, latents: Tensor) -> list[GeneratedImage]:
     """Decode final latents [B, L, D]."""
     _require_finite(mode, batch, latents)
-    rows = zip(batch.prompts.ids, batch.samples, batch.seeds, _pictures(family, latents), strict=True)
+    pictures = as_pictures(family.decode(latents).cpu().numpy())
+    rows = zip(batch.prompts.ids, batch.samples, batch.seeds, pictures, strict=True)
     return [GeneratedImage(mode, *row) for row in rows]
 
 
 def _require_finite(mode: Mode, batch: _Batch, latents: Tensor) -> None:
     require_finite(latents, batch.prompts, f"mode {mode}", _REMEDIES[mode])
-
-
-def _pictures(family: Family, latents: Tensor) -> NDArray[np.uint8]:
-    """Decode latents [B, L, D] to uint8 pictures [B, H, W, 3]."""
-    images = family.decode(latents).mul(255).round().to(torch.uint8)
-    return images.permute(0, 2, 3, 1).cpu().numpy()

@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pytest
@@ -15,11 +13,11 @@ from numpy.typing import NDArray
 
 from chunk_grpo.core.flow import time_grid
 from chunk_grpo.errors import DataError
-from chunk_grpo.families.base import Family, LoadOptions
+from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
-from chunk_grpo.generation import GeneratedImage, GenerationSettings, _pictures, generate, image_seed
-from chunk_grpo.image_files import decode_image, encode_png, image_grid
+from chunk_grpo.generation import GeneratedImage, GenerationSettings, generate, image_seed
+from chunk_grpo.image_files import as_pictures, decode_image, encode_png, image_grid
 
 TINY = Path(__file__).parents[1] / "assets" / "tiny-flux"
 SETTINGS = GenerationSettings(time_grid(6, 3.0), base_steps=2, images_per_prompt=2, batch_size=4, seed=2000)
@@ -198,9 +196,8 @@ def test_the_steps_of_a_batch_are_counted_before_its_images_are_handed_out(base,
 
 def test_decoded_values_are_rounded_to_bytes() -> None:
     """127.6 of 255 is 128, and 0.999 is 255."""
-    values = torch.tensor([127.6 / 255, 127.4 / 255, 0.999, 0.0]).expand(1, 3, 1, 4)
-    family = cast("Family", SimpleNamespace(decode=lambda latents: values))
-    assert _pictures(family, torch.zeros(1, 1, 1))[0, 0, :, 0].tolist() == [128, 127, 255, 0]
+    values = np.broadcast_to(np.float32([127.6 / 255, 127.4 / 255, 0.999, 0.0]), (1, 3, 1, 4))
+    assert as_pictures(values)[0, 0, :, 0].tolist() == [128, 127, 255, 0]
 
 
 def test_a_picture_survives_png() -> None:

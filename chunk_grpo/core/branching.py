@@ -25,10 +25,8 @@ class Branch:
 
     step: int
     """Noisy step k, in 0 .. S - 2."""
-    transition_std: Tensor
-    """Standard deviation of the step, float64 scalar, positive."""
     before: Tensor
-    """States before the step [B, L, D], a view of the prefix."""
+    """States before the step [B, L, D], a view of the ODE run."""
     mean: Tensor
     """Mean of the step's Gaussian [B, L, D], shared by all children."""
     after: Tensor
@@ -37,16 +35,6 @@ class Branch:
     """Log-density of the draws, mean over latent dimensions, [B, W]."""
     finals: Tensor
     """Final latents of the children after the remaining ODE steps, [B, W, L, D]."""
-
-
-@dataclass(frozen=True)
-class Branches:
-    """Deterministic trajectories and their branches."""
-
-    prefix: Tensor
-    """States of the ODE run [B, S + 1, L, D]; the last one is the sample without step noise."""
-    branches: tuple[Branch, ...]
-    """One branch for each branch step, in the given order."""
 
 
 @torch.no_grad()
@@ -59,7 +47,7 @@ def rollout_branches(
     children: int,
     generators: BranchGenerators,
     sampler: Sampler = SDE,
-) -> Branches:
+) -> list[Branch]:
     """Run the ODE once, then at each branch step draw children and take each to its image by ODE steps.
 
     TempFlow-GRPO (arXiv 2508.04324): Definition 1, ODE(SDE(x_k)). The ODE run is shared by all branches, and
@@ -78,7 +66,7 @@ def rollout_branches(
         sampler: Sampler of the noisy step.
 
     Returns:
-        The ODE run and its branches, without gradients.
+        One branch for each branch step, in the given order, without gradients.
 
     Raises:
         ValueError: Grid, coefficients, branch steps or number of children are invalid.
@@ -93,15 +81,14 @@ def rollout_branches(
     branches = []
     for step in branch_steps:
         before = prefix[:, step]  # [B, L, D]
-        step_arguments = float(times[step]), float(times[step + 1]), float(diffusion_coefs[step])
-        transition = sampler.transition(before, velocities[step], *step_arguments)
+        t, t_next, coef = float(times[step]), float(times[step + 1]), float(diffusion_coefs[step])
+        transition = sampler.transition(before, velocities[step], t, t_next, coef)
         after, log_probs = _children(transition, step, children, generators)  # [B, W, L, D], [B, W]
         starts = after.flatten(0, 1)  # [B * W, L, D]
         run = rollout_ode(_bound(velocity, rows), starts, times, first_step=step + 1)  # [B * W, S - step, L, D]
         branches.append(
             Branch(
                 step=step,
-                transition_std=sampler.std(*step_arguments),
                 before=before,
                 mean=transition.mean,
                 after=after,
@@ -109,7 +96,7 @@ def rollout_branches(
                 finals=run[:, -1].unflatten(0, (-1, children)).clone(),  # a view would keep the whole run
             )
         )
-    return Branches(prefix=prefix, branches=tuple(branches))
+    return branches
 
 
 def _prefix(

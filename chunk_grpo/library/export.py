@@ -175,12 +175,7 @@ def export_run(checkout: Path, variant: str, seed: int, kind: Kind, out: Path) -
 
 
 def _write(trained: Path, out: Path, kind: Kind, name: str, card: _Card, base: ModelParams) -> None:
-    """Write the weights and the card, all or nothing.
-
-    Raises:
-        ConfigError: The folder exists.
-        DataError: There is no adapter where one is needed.
-    """
+    """Write the weights and the card, all or nothing."""
     if out.exists():
         raise ConfigError(f"{out}: exists; name another folder, or remove this one")
     with output_dir(str(out)) as draft:

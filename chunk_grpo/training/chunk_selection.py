@@ -146,13 +146,7 @@ class ChunkSelector:
         return relative_l1(trajectories.states)[:, : trajectories.noisy.shape[1]]
 
     def _draw_weights(self, chunks: ChunkAssignment, trajectories: SampledTrajectories, context: DrawContext) -> Tensor:
-        """Weight of each chunk in the draw, float64 [B, Kmax]; 0: never drawn.
-
-        Args:
-            chunks: Candidate chunks of B trajectories.
-            trajectories: These trajectories.
-            context: Index of the draw; annealed selection depends on its iteration.
-        """
+        """Weight of each chunk in the draw of an iteration, float64 [B, Kmax]; 0: never drawn."""
         candidates = chunks.exists.to(torch.float64)
         if self._method.variant.train_chunks is not None:
             allowed = torch.zeros(candidates.shape[1], dtype=torch.float64)
@@ -173,10 +167,6 @@ class ChunkSelector:
 
         Draws for the rows of all processes and returns the rows of this one. With an adaptive plan the draw has one
         column per step, so that a row's result does not depend on the number of chunks of the other rows.
-
-        Args:
-            candidates: Weights of the draw [B, Kmax].
-            context: Index of the draw; it names the random stream.
         """
         number = candidates.shape[1]
         width = number if self._method.adaptive_size is None else self._method.grid.num_sde_steps

@@ -52,11 +52,8 @@ def heldout_images(
     Raises:
         DataError: A latent is not finite; the message names the prompt.
     """
-    number, seed, batch_size = (
-        settings.heldout.images_per_prompt,
-        settings.heldout.seed,
-        settings.rollout_batch_size,
-    )
+    number, seed = settings.heldout.images_per_prompt, settings.heldout.seed
+    batch_size = settings.rollout_batch_size
     rows = prompts.repeated(number)
     names = [f"{rows.ids[i]}/{i % number}" for i in range(len(rows))]
     wanted = range(len(rows)) if share is None else share
@@ -99,14 +96,6 @@ def heldout_scores(
         raise
     thread.end()
     return scores
-
-
-@dataclass(frozen=True)
-class _Share:
-    """Images [B, 3, H, W] of one process and the prompt of each."""
-
-    images: NDArray[np.float32]
-    rows: PromptSet
 
 
 @dataclass(frozen=True)
@@ -158,14 +147,23 @@ class HeldoutEvaluation:
             UnscoredError: A scorer was away for too long, in this process or another.
             GivenUpError: A stop was requested.
         """
-        own = self._sample_own(family, times, check)
-        images = np.concatenate(self._processes.gather([own.images]))
-        scores = self._scores_of_all(own, self._reward, waits)
+        rows = self._prompts.repeated(self._settings.heldout.images_per_prompt)
+        share, count = self._processes.padded_share(len(rows))
+        own = heldout_images(family, times, self._prompts, self._settings, check, share)[:count]
+
+        def scores_of(reward: Reward) -> dict[str, NDArray[np.float64]]:
+            """Values [P * I] by scorer; each process scores its own images."""
+            found = waits.together(lambda: heldout_scores(own, rows.rows(share[:count]), reward, waits.check))
+            everybody = self._processes.gather([found])
+            return {name: np.concatenate([part[name] for part in everybody if part]) for name in everybody[0]}
+
+        images = np.concatenate(self._processes.gather([own]))
+        scores = scores_of(self._reward)
         metrics = {"heldout_reward": float(weighted_sum(scores, self._reward.weights).mean())}
         metrics |= {f"heldout/{name}": float(values.mean()) for name, values in scores.items()}
         decisive = metrics["heldout_reward"]
         if self._unseen is not None:
-            unseen = self._scores_of_all(own, self._unseen, waits)
+            unseen = scores_of(self._unseen)
             metrics |= {f"heldout/{name}": float(values.mean()) for name, values in unseen.items()}
             decisive = metrics[f"heldout/{self._settings.heldout.scorers[0]}"]
         statistics = image_statistics(images, self._settings.heldout.images_per_prompt)
@@ -178,16 +176,3 @@ class HeldoutEvaluation:
         sources = self._prompts.rows([i // number for i in range(len(images))]).sources(*images.shape[2:])
         shown = as_pictures(images)
         return shown if sources is None else np.concatenate([sources, shown], axis=2)
-
-    def _sample_own(self, family: Family, times: Tensor, check: Check) -> _Share:
-        """This process's images of the policy."""
-        rows = self._prompts.repeated(self._settings.heldout.images_per_prompt)
-        share, count = self._processes.padded_share(len(rows))
-        images = heldout_images(family, times, self._prompts, self._settings, check, share)
-        return _Share(images[:count], rows.rows(share[:count]))
-
-    def _scores_of_all(self, own: _Share, reward: Reward, waits: Waits) -> dict[str, NDArray[np.float64]]:
-        """Values [P * I] by scorer; each process scores its own images."""
-        found = waits.together(lambda: heldout_scores(own.images, own.rows, reward, waits.check))
-        everybody = self._processes.gather([found])
-        return {name: np.concatenate([part[name] for part in everybody if part]) for name in everybody[0]}

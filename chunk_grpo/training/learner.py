@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ class IterationState:
             "scores": {name: torch.from_numpy(values) for name, values in experience.scores.items()},
             "rollout_seconds": experience.seconds,
             "metrics": self.metrics,
-            "updates": [(_plain(stats), norm) for stats, norm in self.updates],
+            "updates": [(vars(stats), norm) for stats, norm in self.updates],
             "seconds": self.seconds,
         }
 
@@ -217,6 +217,8 @@ class Learner:
             rows=range(self._processes.index * size, (self._processes.index + 1) * size),
             total=size * self._processes.count,
         )
+        # Consecutive rows of an update, of all processes, that share the forward process's times and noise.
+        alike = self._settings.group_size if self._method.variant.forward_noise == "group" else 1
         batch = UpdateBatch(
             states=part.states,
             first_step=part.first_step,
@@ -226,14 +228,9 @@ class Learner:
             old_means=part.means,
             chunks=self.selector.select(part, context),
             finals=part.finals,
-            pairs=drawn_pairs(context, self._method, part.finals.shape[1:], self._alike),
+            pairs=drawn_pairs(context, self._method, part.finals.shape[1:], alike),
         )
         return Update(self._policies, self._method, batch, self.bounds, self._settings.micro_batch_size)
-
-    @property
-    def _alike(self) -> int:
-        """Consecutive rows of an update, of all processes, that share the forward process's times and noise."""
-        return self._settings.group_size if self._method.variant.forward_noise == "group" else 1
 
     def state(self) -> dict[str, Any]:
         """Weights, state of the optimiser and averages, which the next update changes in place."""
@@ -320,8 +317,3 @@ def copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: copied(held) for key, held in value.items()}
     return [copied(held) for held in value] if isinstance(value, list) else value
-
-
-def _plain(stats: UpdateStats) -> dict[str, Any]:
-    """Fields of the statistics by name, which are on the CPU."""
-    return {each.name: getattr(stats, each.name) for each in fields(stats)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from chunk_grpo.config import BranchingParams, TrainParams
-from chunk_grpo.core.branching import Branches, rollout_branches
+from chunk_grpo.core.branching import Branch, rollout_branches
 from chunk_grpo.core.choices import needs_old_means
 from chunk_grpo.core.rollout import rollout_sde, sample_noise
 from chunk_grpo.core.types import Velocity
@@ -60,8 +60,7 @@ class SampledTrajectories:
 
     def rows(self, where: slice) -> SampledTrajectories:
         """The trajectories at these rows."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        parts: dict[str, Any] = {name: None if value is None else value[where] for name, value in found.items()}
+        parts: dict[str, Any] = {name: None if value is None else value[where] for name, value in vars(self).items()}
         return SampledTrajectories(**parts)
 
     def judged(self) -> tuple[Tensor, ...]:
@@ -71,8 +70,7 @@ class SampledTrajectories:
 
     def state(self) -> dict[str, Tensor | None]:
         """The fields by name, on the CPU, for a checkpoint."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: None if value is None else value.cpu().contiguous() for name, value in found.items()}
+        return {name: None if value is None else value.cpu().contiguous() for name, value in vars(self).items()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor | None], device: torch.device) -> SampledTrajectories:
@@ -215,10 +213,9 @@ class _Sampling:
         )
 
     def trajectories(self, done: int) -> Iterator[SampledTrajectories]:
-        """Sample whole trajectories. All steps but the last are noisy, or only the window's steps.
+        """Sample whole trajectories, without the first `done` batches.
 
-        Args:
-            done: Number of batches that are left out, the first ones.
+        All steps but the last are noisy, or only the window's steps.
         """
         grid, size = self._method.grid, self._settings.group_size
         noisy, per_batch = self._noisy_steps(), self._settings.rollout_batch_size
@@ -247,11 +244,9 @@ class _Sampling:
             )
 
     def branches(self, branching: BranchingParams, done: int) -> Iterator[SampledTrajectories]:
-        """Sample ODE runs with children at the iteration's branch points; row = (prompt, run, point, child).
+        """Sample ODE runs with children at the iteration's branch points, without the first `done` batches.
 
-        Args:
-            branching: Settings of the variant.
-            done: Number of batches that are left out, the first ones.
+        Row = (prompt, run, point, child).
         """
         grid, children = self._method.grid, branching.children
         steps = torch.randperm(grid.num_sde_steps, generator=generator(*self._stream, "points"))
@@ -290,11 +285,6 @@ class _Sampling:
             self._number, self._method.grid.num_sde_steps, window.num_steps, window.stride, window.every
         )
 
-    @property
-    def _starts_alike(self) -> bool:
-        """Whether the images of a prompt start from the same noise and can share the first evaluation."""
-        return self._settings.same_noise_in_group
-
     def _starts(self, names: Sequence[int]) -> Tensor:
         noise = sample_noise(
             (len(names), *self._latent_shape),
@@ -303,14 +293,10 @@ class _Sampling:
         return noise.to(self._device)
 
     def _velocity(self, prompts: Sequence[int]) -> Velocity:
-        """Velocity for one rollout of rows with these prompts. Rows with the same start share the first evaluation.
-
-        Args:
-            prompts: Index of each row's prompt in `iteration.prompts`.
-        """
+        """Velocity for one rollout of rows with these prompts. Rows with the same start share the first evaluation."""
         conditioning = self._prompts.conditioning.rows(prompts).to(self._device)
         everywhere = velocity_function(self._policy, conditioning)
-        if not self._starts_alike:
+        if not self._settings.same_noise_in_group:
             return everywhere
         distinct = sorted(set(prompts))
         where = torch.tensor([distinct.index(prompt) for prompt in prompts])
@@ -326,16 +312,10 @@ class _Sampling:
         return velocity
 
 
-def _branches_as_rows(made: Branches, num_sde_steps: int, keep_means: bool) -> SampledTrajectories:
-    """Convert B runs with W children at each of A branch points to B * A * W rows of one step each.
-
-    Args:
-        made: Runs and branches.
-        num_sde_steps: Number of steps that may carry noise, N.
-        keep_means: Whether to keep the means of the noisy steps.
-    """
-    rows, children = made.branches[0].log_probs.shape
-    steps = torch.tensor([branch.step for branch in made.branches])
+def _branches_as_rows(branches: Sequence[Branch], num_sde_steps: int, keep_means: bool) -> SampledTrajectories:
+    """Convert B runs with W children at each of A branch points to B * A * W rows of one step each."""
+    rows, children = branches[0].log_probs.shape
+    steps = torch.tensor([branch.step for branch in branches])
     first_step = steps.view(1, -1, 1).expand(rows, -1, children).flatten()  # [B * A * W]
     noisy = torch.nn.functional.one_hot(first_step, num_sde_steps).bool()  # [B * A * W, S - 1]
 
@@ -346,17 +326,17 @@ def _branches_as_rows(made: Branches, num_sde_steps: int, keep_means: bool) -> S
         # A times [B, ...] -> [B * A * W, ...]
         return torch.stack(values, dim=1).flatten(0, 1).repeat_interleave(children, dim=0)
 
-    log_probs = of_children([branch.log_probs for branch in made.branches]).cpu()
-    before = of_runs([branch.before for branch in made.branches])
-    after = of_children([branch.after for branch in made.branches])
-    means = of_runs([branch.mean for branch in made.branches]).unsqueeze(1) if keep_means else None
+    log_probs = of_children([branch.log_probs for branch in branches]).cpu()
+    before = of_runs([branch.before for branch in branches])
+    after = of_children([branch.after for branch in branches])
+    means = of_runs([branch.mean for branch in branches]).unsqueeze(1) if keep_means else None
     return SampledTrajectories(
         states=torch.stack([before, after], dim=1),
         first_step=first_step,
         noisy=noisy,
         log_probs=log_probs.unsqueeze(1) * noisy.to(log_probs),
         means=means,
-        finals=of_children([branch.finals for branch in made.branches]),
+        finals=of_children([branch.finals for branch in branches]),
     )
 
 

@@ -349,11 +349,7 @@ class Trainer:
             self._sampled = [SampledTrajectories.from_state(batch, device) for batch in own]
 
     def _resume_unfinished(self, states: list[dict[str, Any]], iteration: int) -> None:
-        """Restore an iteration in progress, each process with its own trajectories.
-
-        Raises:
-            ConfigError: The number of processes has changed.
-        """
+        """Restore an iteration in progress, each process with its own trajectories; as many processes as before."""
         if len(states) != self._processes.count:
             raise ConfigError(
                 f"the run was stopped within iteration {iteration} with {len(states)} processes, and now has "

@@ -331,14 +331,9 @@ class Update:
         processes: Processes,
         check: Check,
     ) -> Tensor:
-        """Values under the current policy, [B, S - 1].
+        """Values [B, S - 1] under the current policy at the items of `parts`, found from their predictions.
 
-        Args:
-            default: Values [B, S - 1] for steps outside `parts`.
-            value_of: Function of a micro-batch's predictions.
-            parts: Micro-batches of items.
-            processes: Processes of this training.
-            check: Called before each micro-batch; raises to abort.
+        Other steps have the `default` [B, S - 1].
         """
         values = default.clone()
         for rows, steps, counts in self._rounds(parts, processes):
@@ -349,14 +344,10 @@ class Update:
         return values
 
     def _rounds(self, parts: Sequence[Tensor], processes: Processes) -> Iterator[tuple[Tensor, Tensor, bool]]:
-        """Rows [n] and steps [n] of each micro-batch, and whether they count.
+        """Rows [n] and steps [n] of each of this process's micro-batches int64 [n, 2], and whether they count.
 
         All processes must perform every pass of a sharded network. A process with fewer micro-batches than another
         therefore repeats an item that does not count.
-
-        Args:
-            parts: Micro-batches of this process, each int64 [n, 2].
-            processes: Processes of this training.
         """
         for number in range(processes.largest(len(parts))):
             counts = number < len(parts)
@@ -366,8 +357,7 @@ class Update:
     def _coefficients(self, new: Tensor) -> tuple[Tensor, Tensor]:
         """Slopes [B, S - 1] of the clipped objective by each log-probability and each KL divergence.
 
-        Args:
-            new: Log-probabilities [B, S - 1] under the trained policy. The slopes are valid where they are.
+        They are valid where the log-probabilities `new` [B, S - 1] are the trained policy's.
         """
         terms = self._terms
         if not self._values.has_ratio:
