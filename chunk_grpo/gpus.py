@@ -49,11 +49,13 @@ def has_gpu() -> bool:
         ConfigError: The driver lists one that torch does not see, and CUDA_VISIBLE_DEVICES does not hide it. A training
             would take the CPU, and weeks.
     """
-    import torch  # takes seconds
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDING:
+        return False
+    import torch  # here: takes seconds
 
     if torch.cuda.is_available():
         return True
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDING or not (cards := driver_cards()):
+    if not (cards := driver_cards()):
         return False
     if torch.version.cuda is None:
         cause = f"torch {torch.__version__} is a build without CUDA; install one with CUDA"

@@ -90,11 +90,10 @@ def leave_group(*, has_failed: bool = False) -> None:
     Otherwise a thread of gloo may still hold a tensor when Python has shut down, and aborts the process. If
     `has_failed`, this process may end before the others; NCCL would wait for them, so its group is kept.
     """
-    if os.environ.get("WORLD_SIZE", "1") == "1":
+    distributed = sys.modules.get("torch.distributed")  # without it there is no group, and importing it is slow
+    if distributed is None or not distributed.is_initialized():
         return
-    from torch import distributed  # here: slow to import
-
-    if distributed.is_initialized() and not (has_failed and distributed.get_backend() != "gloo"):
+    if not has_failed or distributed.get_backend() == "gloo":
         distributed.destroy_process_group()
 
 

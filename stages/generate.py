@@ -18,7 +18,6 @@ from chunk_grpo.artifacts import input_dir, join, write_bytes, write_rows
 from chunk_grpo.config import Params
 from chunk_grpo.config.policies import ComparedImages
 from chunk_grpo.families.base import Family
-from chunk_grpo.families.weights.policy import local_policy
 from chunk_grpo.generation import GeneratedImage, GenerationSettings
 from chunk_grpo.image_files import decode_image, encode_png, image_grid
 from chunk_grpo.library.checkpoint import recorded_checkpoint
@@ -66,6 +65,8 @@ def tuned_of(params: Params, arguments: Arguments) -> Tuned | ComparedImages | N
     chosen = recorded_policy(params, arguments.policy, arguments.saved)
     if isinstance(chosen, ComparedImages):
         return chosen
+    from chunk_grpo.families.weights.policy import local_policy  # here: imports diffusers, which a launcher can spare
+
     path = local_policy(chosen, f"policies.{arguments.policy}")
     return lambda base: base.replaced_by(path)
 

@@ -23,9 +23,8 @@ from chunk_grpo.artifacts.kept import KEPT, Kept, forget_recorded
 from chunk_grpo.artifacts.manifest import ITERATIONS, Notes
 from chunk_grpo.artifacts.pictures import INDEX
 from chunk_grpo.artifacts.storage import is_remote
-from chunk_grpo.config import Params, VariantParams
+from chunk_grpo.config import Params, TrainParams, VariantParams
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.families.weights.policy import local_policy
 from chunk_grpo.library.checkpoint import recorded_checkpoint
 from chunk_grpo.library.runs import moving_settings, resume_key, trained, training_data
 from chunk_grpo.library.stored_prompts import EncodedPrompts, encoded_prompts, first
@@ -119,6 +118,15 @@ def checkpoint_key(params: Params, arguments: Arguments, data: TrainingData) -> 
     return resume_key([about, arguments.variant, arguments.seed], files, embedded)
 
 
+def start_of(train: TrainParams) -> Path | None:
+    """File or folder of the policy that training starts from; None: the base model's network."""
+    if train.start_from is None:
+        return None
+    from chunk_grpo.families.weights.policy import local_policy  # here: imports diffusers, which a launcher can spare
+
+    return local_policy(train.start_from, "train.start_from")
+
+
 def copies_of_environment() -> str | None:
     """Folder (absolute) or URL of the copies of all trainings' checkpoints; None: there are no copies."""
     location = os.environ.get(environment.CHECKPOINTS)
@@ -158,10 +166,8 @@ def main(params: Params, arguments: Arguments) -> Notes:
         if processes.by_main(kept.has_ended):
             processes.by_main(kept.take_over)
             return {ITERATIONS: 0}
-        start = params.train.start_from
-        begin = None if start is None else local_policy(start, "train.start_from")
         copies = None if copies is None else join(copies, key)
-        paths = RunPaths(folder, key, LOGS, name, params.trackers, shown, begin, copies)
+        paths = RunPaths(folder, key, LOGS, name, params.trackers, shown, start_of(params.train), copies)
         with output_dir(arguments.out) if writes else nullcontext(Path()) as draft, STOP.deferred():
             metrics = trained(
                 checkpoint, data, method, params.train, arguments.seed, paths, draft,

@@ -116,9 +116,11 @@ def _fitting(most: int, machines: int, total: Callable[[], int | None], unit: st
 
 def gpus_here() -> int:
     """Number of GPUs that this process sees."""
+    if not has_gpu():
+        return 0
     import torch  # here: slow to import
 
-    return int(torch.cuda.device_count()) if has_gpu() else 0
+    return int(torch.cuda.device_count())
 
 
 def _free_port() -> int:

@@ -87,7 +87,8 @@ class Started:
 
     def environment(self, **variables: str) -> dict[str, str]:
         processes = {PROCESSES: str(self.processes)} if self.asks else {}
-        return os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "40"} | processes | variables
+        on_cpu = {"CUDA_VISIBLE_DEVICES": ""}  # and torch is not imported to count GPUs
+        return os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "40"} | on_cpu | processes | variables
 
     @contextmanager
     def start(self, work: str | None, *more: str, **variables: str) -> "Iterator[subprocess.Popen[str]]":

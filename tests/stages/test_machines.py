@@ -44,13 +44,12 @@ def run(two: Pair, started: Started, work: str) -> tuple[int, str]:
 
 def test_each_machine_runs_its_part_of_one_stage_after_another(two: Pair, started: Started) -> None:
     with two.following() as follower:
-        assert run(two, started, "nothing") == (0, "")
-        assert started.all_say("tiny 2 true 1")
-        follower.says("with exit code 0")
         code, errors = run(two, started, "the second fails")
         assert (code, errors.splitlines()[-1]) == (1, "machine 1 of 2: KeyError: 'the second'")
         assert "machine 1 of 2: process 1 of 2 ended with exit code 1:\n" in errors
         assert run(two, started, "nothing") == (0, "")
+        assert started.all_say("tiny 2 true 1")
+        follower.says("with exit code 0")
 
 
 @pytest.mark.slow

@@ -12,41 +12,28 @@ from tests.s3_server import free_port
 from tests.training.worker import environment
 
 WORK = """
-import os, signal, sys
+import os, signal
 from chunk_grpo.errors import ChunkGrpoError, DataError
 from chunk_grpo.parallel import Workers
 from stages._stage import leave_group
 
 def work(job):
-    if job == 3 and sys.argv[1] == "refused":
+    if job == 3 and what == "refused":
         raise DataError("job 3")
-    if job == 3 and sys.argv[1] == "killed":
+    if job == 3 and what == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     return job * 10
 
-try:
-    for result in Workers().in_order(range(5), work):
-        print(result)
-except ChunkGrpoError as error:
-    print(f"{type(error).__name__}: {error}")
+workers = Workers()
+for what in ("done", "refused", "killed"):
+    print(what)
+    try:
+        for result in workers.in_order(range(5), work):
+            print(result)
+    except ChunkGrpoError as error:
+        print(f"{type(error).__name__}: {error}")
 leave_group()
 """
-
-
-def shared(what: str) -> list[tuple[int, list[str]]]:
-    """Exit code and output of two processes that share five jobs."""
-    port = free_port()
-    pair = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORK, what],
-            env=environment(rank, port, "cpu"),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    outputs = [process.communicate(timeout=120)[0].split("\n")[:-1] for process in pair]
-    return [(process.returncode, output) for process, output in zip(pair, outputs, strict=True)]
 
 
 def test_one_process_does_all_jobs() -> None:
@@ -55,18 +42,21 @@ def test_one_process_does_all_jobs() -> None:
     assert list(workers.in_order(range(3), str)) == ["0", "1", "2"]
 
 
-def test_the_main_process_gets_all_results_in_order() -> None:
-    assert shared("done") == [(0, ["0", "10", "20", "30", "40"]), (0, [])]
-
-
-def test_all_processes_raise_the_error_of_one() -> None:
-    assert shared("refused") == [(0, ["0", "10", "DataError: job 3"]), (0, ["DataError: job 3"])]
-
-
-def test_other_processes_end_at_once_if_one_is_killed() -> None:
-    main, other = shared("killed")
-    assert main == (0, ["0", "10", "TransientError: another process has ended"])
-    assert other[0] == -9
+def test_the_main_process_gets_the_results_in_order_and_both_the_error_or_the_end_of_one() -> None:
+    """Two processes share five jobs, three times: all succeed, the fourth is refused, or kills its process."""
+    port = free_port()
+    command = [sys.executable, "-u", "-c", WORK]
+    main, other = [
+        subprocess.Popen(command, env=environment(rank, port, "cpu"), stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    assert main.communicate(timeout=120)[0].split() == [
+        *("done", "0", "10", "20", "30", "40"),
+        *("refused", "0", "10", "DataError:", "job", "3"),
+        *("killed", "0", "10", "TransientError:", "another", "process", "has", "ended"),
+    ]
+    assert other.communicate(timeout=120)[0].split() == ["done", "refused", "DataError:", "job", "3", "killed"]
+    assert (main.returncode, other.returncode) == (0, -9)
 
 
 @pytest.mark.slow
