@@ -70,7 +70,8 @@ class Commands:
                 process.wait()
                 raise
             finally:
-                self._forget(process)
+                with self._lock:
+                    self._running.pop(process)
         if code != 0 and self.stopping.is_set():
             raise CommandStoppedError("stopped with all others")
         return 128 - code if code < 0 else code
@@ -88,10 +89,6 @@ class Commands:
             for process, waits in self._running.items():
                 if waits == thread:
                     process.terminate()
-
-    def _forget(self, process: subprocess.Popen[bytes]) -> None:
-        with self._lock:
-            self._running.pop(process, None)
 
 
 def _lines(output: io.TextIOWrapper) -> Iterator[str]:

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field
 
+from chunk_grpo.artifacts.io import write_text
 from chunk_grpo.config import Params, parse_params, read_raw_params
 from chunk_grpo.config.forbidden import texts
 from chunk_grpo.config.load import require_allowed
@@ -27,6 +28,7 @@ from chunk_grpo.orchestration.dvc_internals import (
     dump_yaml,
     get_hydra_sweeps,
     load_yaml,
+    parse_yaml,
     to_hydra_overrides,
 )
 
@@ -46,8 +48,8 @@ def preset_names(root: Path) -> list[str]:
     return _names(root, "preset")
 
 
-def compose(root: Path, preset: str, output: Path, variants: str | None = None) -> dict[str, Any]:
-    """Write the parameters of a preset, a file in conf/preset/ without suffix, and return them.
+def preset_text(root: Path, preset: str, variants: str | None = None) -> str:
+    """The parameters of a preset, a file in conf/preset/ without suffix, as YAML.
 
     `variants` names a file in conf/variants/ in place of the preset's own; None: its own.
     """
@@ -59,9 +61,7 @@ def compose(root: Path, preset: str, output: Path, variants: str | None = None) 
             raise ConfigError(
                 f"{group}: must be one of {', '.join(known)} (files of conf/{group}/), got {name!r}{hint}"
             )
-    text = composed_text(root / _CONF, _CONFIG, choices, f"conf/preset/{preset}.yaml")
-    output.write_text(text, encoding="utf-8")
-    return dict(load_yaml(str(output)))
+    return composed_text(root / _CONF, _CONFIG, choices, f"conf/preset/{preset}.yaml")
 
 
 def composed_text(conf: Path, config: str, choices: Mapping[str, str], source: str) -> str:
@@ -90,9 +90,8 @@ def _refused_call(what: object) -> str:
 
 
 def composed(root: Path, preset: str) -> dict[str, Any]:
-    """Return the parameters of a preset; raises as `compose`."""
-    with tempfile.TemporaryDirectory(prefix="preset-") as folder:
-        return compose(root, preset, Path(folder, "params.yaml"))
+    """The parameters of a preset; raises as `preset_text`."""
+    return dict(parse_yaml(preset_text(root, preset), preset))
 
 
 def overridden(
@@ -151,16 +150,14 @@ def _values(override: str, source: str = "") -> list[str]:
 def replace_params(root: Path, preset: str, *, force: bool, variants: str | None = None) -> None:
     """Compose a preset into params.yaml, unless edits of the existing file would be lost; `force` overwrites them.
 
-    `variants` as in `compose`.
+    `variants` as in `preset_text`.
     """
-    params = root / "params.yaml"
-    with tempfile.TemporaryDirectory(prefix=".preset-", dir=root) as folder:
-        draft = Path(folder, "params.yaml")
-        source = f"conf/preset/{preset}.yaml" + (f" with conf/variants/{variants}.yaml" if variants else "")
-        parse_params(compose(root, preset, draft, variants), source)
-        if params.exists() and not force and params.read_bytes() != draft.read_bytes():
-            _refuse_to_lose_edits(root, params)
-        draft.replace(params)
+    params, text = root / "params.yaml", preset_text(root, preset, variants)
+    source = f"conf/preset/{preset}.yaml" + (f" with conf/variants/{variants}.yaml" if variants else "")
+    parse_params(parse_yaml(text, source), source)
+    if params.exists() and not force and params.read_bytes() != text.encode():
+        _refuse_to_lose_edits(root, params)
+    write_text(text, params)
 
 
 def edits(root: Path, params: Mapping[str, Any]) -> list[Problem]:

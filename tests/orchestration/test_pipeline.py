@@ -16,7 +16,7 @@ from chunk_grpo.orchestration import pipeline
 from chunk_grpo.orchestration.commands import Commands, CommandStoppedError
 from chunk_grpo.orchestration.outcomes import RemoteError, StageFailed
 from chunk_grpo.orchestration.pipeline import Pipeline, locked_stages
-from chunk_grpo.orchestration.presets import compose
+from chunk_grpo.orchestration.presets import composed
 from chunk_grpo.orchestration.workspace import write_params
 from tests.small_pipeline import Shell, quiet
 from tests.waiting import has_ended, wait_for
@@ -197,7 +197,7 @@ def test_models_are_kept_and_never_trained_again(finished_pipeline: Path, tmp_pa
     other = another_clone(pipeline, shell)
     work = other / "stages/work.py"
     work.write_text(work.read_text() + "# another version\n")
-    params = compose(other, "tiny", other / "params.yaml")
+    params = composed(other, "tiny")
     params["report"]["title"], params["variants"]["a"]["eta"] = "later", 10.0
     write_params(other, params)
     of(other).freeze_trainings(lock, quiet)
