@@ -72,8 +72,9 @@ def run_stage(
         measured = measured_run(Path(manifest).stem, manifest) if writes and manifest else nullcontext()
         with STOP.raised(), measured as notes:
             parameters = load_params(params)
-            for location in filter(None, (manifest, *_paths(own, "writes"))) if writes else ():
-                check_writable(location)
+            if writes:
+                for location in filter(None, (manifest, *_written(own))):
+                    check_writable(location)
             found = main(parameters, own)
             if notes is not None:
                 notes |= found or {}
@@ -162,7 +163,7 @@ def value(help_text: str, default: Any = MISSING) -> Any:
 
 def reads(help_text: str, default: Any = MISSING) -> Any:
     """A field with a path that the stage reads."""
-    return dataclasses.field(default=default, metadata={"help": help_text, "reads": True})
+    return value(help_text, default)
 
 
 def writes(help_text: str) -> Any:
@@ -170,8 +171,8 @@ def writes(help_text: str) -> Any:
     return dataclasses.field(metadata={"help": help_text, "writes": True})
 
 
-def _paths(arguments: _Dataclass, kind: str) -> list[str]:
-    return [getattr(arguments, field.name) for field in fields(arguments) if field.metadata.get(kind)]
+def _written(arguments: _Dataclass) -> list[str]:
+    return [getattr(arguments, field.name) for field in fields(arguments) if "writes" in field.metadata]
 
 
 def _parse(

@@ -43,13 +43,7 @@ def profile_rows(family: Family, prompts: PromptSet, params: Params, workers: Wo
             for prompt_id, seed, curve in zip(curves.prompt_ids, curves.seeds, distances.tolist(), strict=True):
                 for step, l1_rel in enumerate(curve):
                     place = {"step": step, "t": times[step], "t_next": times[step + 1]}
-                    yield {
-                        "sampler": sampler,
-                        "prompt_id": prompt_id,
-                        "seed": seed,
-                        **place,
-                        "l1_rel": l1_rel,
-                    }
+                    yield {"sampler": sampler, "prompt_id": prompt_id, "seed": seed, **place, "l1_rel": l1_rel}
 
 
 def mean_curves(table: pa.Table) -> pa.Table:

@@ -111,6 +111,7 @@ class Board:
 
     Attributes:
         others: The machines that this one listens to: all others on machine 0, and machine 0 on the others.
+        is_asked: Whether the stop of this job came from another machine.
     """
 
     def __init__(self, place: Machines, seconds: float) -> None:
@@ -118,7 +119,7 @@ class Board:
         self._place, self._seconds = place, seconds
         self.others = [Other(place, i) for i in (range(1, place.count) if place.index == 0 else [0])]
         self._note: dict[str, Any] = {"beat": 0}
-        self._job, self._is_asked, self._kill_at, self._stop = "", False, float("inf"), Stop()
+        self._job, self.is_asked, self._kill_at, self._stop = "", False, float("inf"), Stop()
         self._lock, self._closed = threading.Lock(), threading.Event()
         try:
             place.folder.mkdir(parents=True, exist_ok=True)
@@ -173,7 +174,7 @@ class Board:
 
     def together(self, job: str, stop: Stop, run: Callable[[], Outcome]) -> Outcome:
         """Run this machine's part of a job, and end it with the others'; on machine 0, how all ended."""
-        self._stop, self._is_asked, self._kill_at, self._job = stop, False, float("inf"), job
+        self._stop, self.is_asked, self._kill_at, self._job = stop, False, float("inf"), job
         own = run()
         self._say(ended=[job, own.code, own.account])
         while self._place.index == 0 and not all(one.outcome(job) for one in self.others):
@@ -187,11 +188,6 @@ class Board:
         if best.is_explained:
             return best
         return replace(best, account="".join(each.account for each in failed if each.code == best.code))
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether the stop of this job came from another machine."""
-        return self._is_asked
 
     def _say(self, **values: object) -> None:
         with self._lock:
@@ -215,8 +211,8 @@ class Board:
         for one in self.others:
             outcome = one.outcome(job)
             has_failed = outcome is not None and outcome.code > 0
-            if (has_failed or one.note.get("stop") == job) and self._stop.is_heeded and not self._is_asked:
-                self._is_asked = True
+            if (has_failed or one.note.get("stop") == job) and self._stop.is_heeded and not self.is_asked:
+                self.is_asked = True
                 os.kill(os.getpid(), signal.SIGTERM)
             if outcome is not None and (has_failed or self._place.index > 0):
                 was_stopped = outcome.code == TransientError.exit_code
