@@ -1,9 +1,9 @@
 """params.yaml with edits, and what is said about it: for the tests of the configuration's rules."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ruamel.yaml import YAML
 
@@ -26,6 +26,7 @@ RAW["variants"] = {
 RAW["rewards"] = {"shapes-graded": 1.0, "shapes-vivid": 0.6}
 
 Edit = Callable[[dict[str, Any]], object]
+Key: TypeAlias = tuple[str | int, ...]
 
 
 def problems(*edits: Edit) -> list[str]:
@@ -93,3 +94,29 @@ def paths(value: object, prefix: str = "") -> list[str]:
 
 FUZZ: list[object] = [None, True, -1, 1.5, "x", [], {}, {"kind": 3}, {1: 2}, ["x", None]]
 """Values of every kind, to stand where they should not."""
+
+
+def leaves(value: Any, path: Key = ()) -> Iterator[Key]:
+    """Paths of all leaf values."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from leaves(inner, (*path, key))
+    elif isinstance(value, list) and value:
+        for number, inner in enumerate(value):
+            yield from leaves(inner, (*path, number))
+    else:
+        yield path
+
+
+def get(value: Any, path: Key) -> Any:
+    """The value at a path."""
+    for key in path:
+        value = value[key]
+    return value
+
+
+def with_value(params: Mapping[str, Any], path: Key, value: Any) -> dict[str, Any]:
+    """A copy of the parameters with another value at a path."""
+    result = copy.deepcopy(dict(params))
+    get(result, path[:-1])[path[-1]] = value
+    return result

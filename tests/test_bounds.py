@@ -3,8 +3,7 @@
 tests/infra/test_reference.py compares each bound with docs/parameters.md.
 """
 
-from tests.drills.changes import get, leaves
-from tests.params_edits import RAW, problems, put
+from tests.params_edits import RAW, get, leaves, problems, put
 
 LARGEST_SEED = 2**63 - 1
 

@@ -10,10 +10,10 @@ import pytest
 from dvc.utils.serialize import dump_yaml, load_yaml
 
 from chunk_grpo.orchestration.presets import composed
-from tests.drills.changes import USER_FILES, small
 from tests.drills.command import stage_environment
 from tests.drills.forked import forking
-from tests.real_checkout import ROOT, make_checkout, ran
+from tests.own_pipeline import own_checkout, small
+from tests.real_checkout import ROOT, ran
 from tests.waiting import wait_for
 
 Change = Callable[[Path], None]
@@ -49,10 +49,7 @@ def other_commit(root: Path) -> None:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
     """A checkout in which the smallest pipeline was run, with a branch `other` of another seed and code; programs."""
     folder = tmp_path_factory.mktemp("edits")
-    root = make_checkout(folder / "checkout")
-    shutil.copytree(ROOT / "assets" / "tiny-flux", root / "model")
-    for name, text in USER_FILES.items():
-        (root / name).write_text(text)
+    root = own_checkout(folder / "checkout")
     dump_yaml(str(root / "params.yaml"), small(composed(ROOT, "smoke")))
     for command in (
         ("add", "--all"),

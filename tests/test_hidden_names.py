@@ -10,8 +10,7 @@ from dvc_data.hashfile.meta import Meta
 from ruamel.yaml import YAML
 
 from chunk_grpo.config.forbidden import HIDDEN
-from tests.drills.changes import get, leaves, with_value
-from tests.params_edits import Edit, drop, problems, put
+from tests.params_edits import Edit, drop, get, leaves, problems, put, with_value
 from tests.test_presets import compose
 
 READ_ALONE = re.compile(r"[^.]+|variants\.[^.]+|chunks\.plans\.[^.]+")

@@ -1,4 +1,4 @@
-"""The pipeline under DVC itself: what it sees, what it restores, and what becomes of edits."""
+"""The pipeline under DVC itself: experiments, and what becomes of edits. What runs again: test_what_runs_again.py."""
 
 import subprocess
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.conftest import Workspace, prompt_file
-from tests.real_checkout import dvc, make_checkout, python, ran
+from tests.real_checkout import dvc, make_checkout, python
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -51,25 +51,6 @@ def own_prompts_and_scorer(raw: dict[str, Any]) -> None:
     raw["rewards"] = {"own": 1.0}
     raw["train"]["heldout"]["scorers"] = []
     raw["prompts"] |= {"source": "file", "train_file": prompt_file("mine.txt"), "wise_count": 0}
-
-
-@pytest.mark.slow
-def test_edits_of_a_users_files_are_noticed(checkout: Path) -> None:
-    Workspace(checkout).edit(own_prompts_and_scorer)
-    count = params(checkout)["prompts"]["train_count"] + params(checkout)["prompts"]["eval_count"]
-    lines = "".join(f"a red circle, number {number}\n" for number in range(count + 1))
-    (checkout / "mine.txt").write_text(lines)
-    (checkout / "own_rewards.py").write_text(OWN)
-    targets = ("prepare_prompts", "check_scorers")
-    assert ran(dvc(checkout, "repro", *targets)) == set(targets)
-    assert ran(dvc(checkout, "repro", *targets)) == set()
-    (checkout / "own_rewards.py").write_text(OWN.replace("255", "100"))
-    assert ran(dvc(checkout, "repro", *targets)) == {"check_scorers"}
-    (checkout / "mine.txt").write_text(lines.replace("number 0", "number x"))
-    assert ran(dvc(checkout, "repro", *targets)) == {"prepare_prompts"}
-    (checkout / "own_rewards.py").write_text(OWN)  # and back: the first results are restored
-    (checkout / "mine.txt").write_text(lines)
-    assert ran(dvc(checkout, "repro", *targets)) == set()
 
 
 def test_a_typo_leaves_the_results_where_they_are(checkout: Path) -> None:

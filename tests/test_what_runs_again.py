@@ -15,11 +15,11 @@ from dvc.utils.serialize import dump_yaml
 from chunk_grpo.orchestration.commands import Commands
 from chunk_grpo.orchestration.pipeline import Pipeline
 from chunk_grpo.orchestration.presets import composed
-from tests.drills.changes import USER_FILES, small
 from tests.drills.command import stage_environment
 from tests.drills.forked import forking
+from tests.own_pipeline import own_checkout, small
 from tests.params_edits import Edit, put
-from tests.real_checkout import ROOT, make_checkout, ran
+from tests.real_checkout import ROOT, ran
 
 TRAINED = ("train@*", "generate@*", "score@*", "report")
 """Training of every variant, and what depends on it."""
@@ -242,12 +242,9 @@ class Checkout:
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
     folder = tmp_path_factory.mktemp("again")
-    root = make_checkout(folder / "checkout")
-    shutil.copytree(ROOT / "assets" / "tiny-flux", root / "model")
+    root = own_checkout(folder / "checkout")
     for name in ("start", "other"):
         shutil.copytree(root / "model" / "transformer", root / name)
-    for name, text in USER_FILES.items():
-        (root / name).write_text(text)
     with forking(folder / "fork") as programs:
         made = Checkout(root, programs)
         made.write(None)
