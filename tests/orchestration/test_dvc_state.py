@@ -12,6 +12,7 @@ from chunk_grpo.orchestration.clones import make_clone
 from chunk_grpo.orchestration.dvc_internals import Config, Repo
 from chunk_grpo.orchestration.dvc_state import VARIABLE, keep_own_state
 from chunk_grpo.orchestration.workspace import share_cache
+from tests.forked_dvc import forked_dvc
 from tests.small_pipeline import Shell
 
 
@@ -39,7 +40,7 @@ def closed(folder: Path) -> bool:
 def test_a_plain_dvc_keeps_its_state_in_a_closed_folder(pipeline: Path, own: Path, shell: Shell) -> None:
     assert Path("/var/tmp/dvc") in state(pipeline).parents  # DVC's default, open to all
     keep_own_state(pipeline)
-    shell(pipeline, sys.executable, "-m", "dvc", "status")
+    forked_dvc(pipeline, "status")
     assert own in state(pipeline).parents
     assert state(pipeline).is_dir()
     assert closed(own)
@@ -60,6 +61,7 @@ def test_clones_and_worktrees_keep_state_in_closed_folder(
     assert own in state(tmp_path / "tree").parents
 
 
+@pytest.mark.slow  # only DVC copies .dvc/config.local there
 def test_temporary_experiment_keeps_state_in_closed_folder(pipeline: Path, own: Path, shell: Shell) -> None:
     keep_own_state(pipeline)
     shell(pipeline, sys.executable, "-m", "dvc", "exp", "run", "--temp", "prepare")
