@@ -9,29 +9,22 @@ from __future__ import annotations
 import shutil
 
 import torch
-from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
+from transformers import CLIPTextModelWithProjection
 
 from pretraining.common import Curve
-from pretraining.text_encoders import Learner, build_tokenizers, caption_lessons, captions, learn_attributes
+from pretraining.text_encoders import (
+    Learner,
+    build_tokenizers,
+    caption_lessons,
+    captions,
+    clip_config,
+    learn_attributes,
+)
 from pretraining.toys import SD3, SHIPPED, Toy, load_toy
 
 COPIED = {"vae": "vae", "text_encoder_2": "text_encoder_3", "tokenizer_2": "tokenizer_3"}
 """Folders of the shipped checkpoint, and their names here."""
 CLIPS = {"text_encoder": "tokenizer", "text_encoder_2": "tokenizer_2"}
-
-
-def build(toy: Toy, tokens: CLIPTokenizer) -> CLIPTextModelWithProjection:
-    """Build an untrained encoder."""
-    settings = toy.params["text"]
-    width = settings["clip_hidden_size"]
-    return CLIPTextModelWithProjection(
-        CLIPTextConfig(
-            vocab_size=len(tokens), hidden_size=width, intermediate_size=2 * width, projection_dim=width,
-            num_hidden_layers=settings["layers"], num_attention_heads=settings["heads"],
-            max_position_embeddings=settings["clip_max_length"], bos_token_id=tokens.bos_token_id,
-            eos_token_id=tokens.eos_token_id, pad_token_id=tokens.pad_token_id,
-        )
-    )  # fmt: skip
 
 
 def train(toy: Toy) -> None:
@@ -40,11 +33,12 @@ def train(toy: Toy) -> None:
         shutil.copytree(SHIPPED / source, toy.checkpoint / target, dirs_exist_ok=True)
     torch.manual_seed(toy.params["seed"])
     # The toy FLUX's, cut to fewer tokens: the network reads all of CLIP's tokens here, padding too.
-    tokens, _ = build_tokenizers(toy.params["text"], captions())
-    models = {name: build(toy, tokens).to(toy.device) for name in CLIPS}
+    settings = toy.params["text"]
+    tokens, _ = build_tokenizers(settings, captions())
+    width = settings["clip_hidden_size"]
+    models = {name: CLIPTextModelWithProjection(clip_config(settings, width, tokens)).to(toy.device) for name in CLIPS}
     learners = [
-        Learner(name, model, tokens, lambda output: output.text_embeds, toy.params["text"]["clip_hidden_size"])
-        for name, model in models.items()
+        Learner(name, model, tokens, lambda output: output.text_embeds, width) for name, model in models.items()
     ]
     learn_attributes(learners, caption_lessons(), toy, Curve(toy.curve("clip_encoders")))
     for name, model in models.items():

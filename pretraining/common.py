@@ -1,4 +1,4 @@
-"""Shared code of the recipe's steps: parameters, device, batches of captions and images, and curves on disk."""
+"""Shared code of the recipe's steps: batches of captions and images, curves on disk, a schedule."""
 
 from __future__ import annotations
 
@@ -6,33 +6,27 @@ import json
 import random
 import time
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
-import yaml
 from torch import Tensor
 
-from chunk_grpo.shapes.edits import EDIT_KINDS, Edit, all_instructions, draw_edit
+from chunk_grpo.shapes.edits import EDIT_KINDS, Edit, Instruction, all_instructions, draw_edit
 from chunk_grpo.shapes.layout import sample_scene
 from chunk_grpo.shapes.prompts import CATEGORIES, PromptSpec, all_prompts
 from chunk_grpo.shapes.render import render
 
-FOLDER = Path(__file__).parent
-
 Spec = TypeVar("Spec", PromptSpec, Edit)
 
 
-def read_params() -> dict[str, Any]:
-    """Read the recipe's parameters, of all checkpoints."""
-    params: dict[str, Any] = yaml.safe_load((FOLDER / "params.yaml").read_text(encoding="utf-8"))
-    return params
+def captions_by_category() -> list[list[PromptSpec]]:
+    """All captions but the knowledge phrases, in the order of `CATEGORIES`."""
+    return [[p for p in all_prompts() if p.category == category] for category in CATEGORIES]
 
 
-def pick_device(name: str) -> torch.device:
-    """Resolve `auto` to a GPU if there is one, else to the CPU."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+def instructions_by_kind() -> list[list[Instruction]]:
+    """All instructions, in the order of `EDIT_KINDS`."""
+    return [[i for i in all_instructions() if i.kind == kind] for kind in EDIT_KINDS]
 
 
 class Batch(NamedTuple, Generic[Spec]):
@@ -65,9 +59,8 @@ class SceneStream:
         self._rng = random.Random(seed)
         self._device = device
         self._left_to_right = left_to_right
-        prompts = all_prompts()
         self._weights = [(weights or {}).get(category, 1.0) for category in CATEGORIES]
-        self._by_category = [[p for p in prompts if p.category == category] for category in CATEGORIES]
+        self._by_category = captions_by_category()
 
     def batch(self, size: int) -> Batch[PromptSpec]:
         """Draw `size` captions and their images."""
@@ -96,7 +89,7 @@ class EditStream:
         self._device = device
         self._mistakes = mistakes
         self._weights = [(weights or {}).get(kind, 1.0) for kind in EDIT_KINDS]
-        self._by_kind = [[i for i in all_instructions() if i.kind == kind] for kind in EDIT_KINDS]
+        self._by_kind = instructions_by_kind()
 
     def batch(self, size: int) -> Batch[Edit]:
         """Draw `size` instructions and their pictures."""

@@ -14,7 +14,7 @@ from transformers import CLIPTokenizer, T5Tokenizer
 
 from chunk_grpo.shapes.edits import EDIT_KINDS, Instruction, all_instructions
 from chunk_grpo.shapes.scene import COLOURS, SHAPES
-from pretraining.common import Curve
+from pretraining.common import Curve, instructions_by_kind
 from pretraining.text_encoders import (
     Lessons,
     build_encoders,
@@ -32,14 +32,13 @@ TARGETS = (None, *COLOURS, *SHAPES)
 
 def edit_lessons() -> Lessons[Instruction]:
     """What is to be done to which thing."""
-    pools = [[i for i in all_instructions() if i.kind == kind] for kind in EDIT_KINDS]
     heads = {
         "kind": len(EDIT_KINDS),
         "shape": len(SHAPES),
         "colour": len(COLOURS) + 1,
         "target": len(TARGETS),
     }
-    return Lessons(pools, heads, 1, _attributes)
+    return Lessons(instructions_by_kind(), heads, 1, _attributes)
 
 
 def _attributes(instruction: Instruction) -> dict[str, list[int]]:

@@ -21,25 +21,25 @@ from chunk_grpo.families.diffusers_family import DiffusersFamily
 from chunk_grpo.image_files import as_pictures
 from chunk_grpo.shapes.detect import detect
 from chunk_grpo.shapes.edit_judge import graded_edit, judge_edit
-from chunk_grpo.shapes.edits import EDIT_KINDS, Edit, all_instructions, draw_edit
+from chunk_grpo.shapes.edits import EDIT_KINDS, Edit, draw_edit
 from chunk_grpo.shapes.judge import exact_score, graded_score, vividness
-from chunk_grpo.shapes.prompts import CATEGORIES, PromptSpec, all_prompts, knowledge_prompts
+from chunk_grpo.shapes.prompts import CATEGORIES, PromptSpec, knowledge_prompts
 from chunk_grpo.shapes.render import render
+from pretraining.common import captions_by_category, instructions_by_kind
 from pretraining.toys import KONTEXT, Toy, command_line, load_toy
 
 
 def evaluation_prompts(per_category: int, seed: int) -> list[PromptSpec]:
     """Draw the same number of captions, with replacement, of each category and of the WISE-like set."""
     rng = random.Random(seed)
-    pools = [[p for p in all_prompts() if p.category == category] for category in CATEGORIES] + [knowledge_prompts()]
+    pools = [*captions_by_category(), knowledge_prompts()]
     return [rng.choice(pool) for pool in pools for _ in range(per_category)]
 
 
 def evaluation_edits(per_kind: int, seed: int) -> list[Edit]:
     """Draw the same number of edits of each kind."""
     rng = random.Random(seed)
-    pools = [[i for i in all_instructions() if i.kind == kind] for kind in EDIT_KINDS]
-    return [draw_edit(rng.choice(pool), rng) for pool in pools for _ in range(per_kind)]
+    return [draw_edit(rng.choice(pool), rng) for pool in instructions_by_kind() for _ in range(per_kind)]
 
 
 @torch.no_grad()

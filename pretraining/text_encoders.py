@@ -23,9 +23,9 @@ from torch.nn.functional import cross_entropy
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer, T5Config, T5EncoderModel, T5Tokenizer
 
 from chunk_grpo.shapes.edits import Instruction
-from chunk_grpo.shapes.prompts import CATEGORIES, RELATIONS, PromptSpec, all_prompts, knowledge_prompts
+from chunk_grpo.shapes.prompts import RELATIONS, PromptSpec, all_prompts, knowledge_prompts
 from chunk_grpo.shapes.scene import COLOURS, SHAPES
-from pretraining.common import Curve, cosine_with_warmup
+from pretraining.common import Curve, captions_by_category, cosine_with_warmup
 from pretraining.toys import FLUX, Toy, load_toy
 
 CLIP_MARKS = {"<|startoftext|>": 0, "<|endoftext|>": 1}
@@ -119,7 +119,7 @@ class Lessons(Generic[Text]):
 
 def caption_lessons() -> Lessons[PromptSpec]:
     """The demands of captions."""
-    pools = [[p for p in all_prompts() if p.category == c] for c in CATEGORIES] + [knowledge_prompts()]
+    pools = [*captions_by_category(), knowledge_prompts()]
     return Lessons(pools, HEADS, SLOTS, attributes_of)
 
 
@@ -143,19 +143,22 @@ class AttributeReader(nn.Module):
         return loss, right
 
 
+def clip_config(settings: dict[str, Any], width: int, tokens: CLIPTokenizer) -> CLIPTextConfig:
+    """Configuration of a CLIP encoder of this width."""
+    return CLIPTextConfig(
+        vocab_size=len(tokens), hidden_size=width, intermediate_size=2 * width, projection_dim=width,
+        num_hidden_layers=settings["layers"], num_attention_heads=settings["heads"],
+        max_position_embeddings=settings["clip_max_length"], bos_token_id=tokens.bos_token_id,
+        eos_token_id=tokens.eos_token_id, pad_token_id=tokens.pad_token_id,
+    )  # fmt: skip
+
+
 def build_encoders(
     settings: dict[str, Any], clip_tokens: CLIPTokenizer, t5_tokens: T5Tokenizer
 ) -> tuple[CLIPTextModel, T5EncoderModel]:
     """Build untrained encoders of the configured size."""
     width, layers, heads = settings["hidden_size"], settings["layers"], settings["heads"]
-    clip = CLIPTextModel(
-        CLIPTextConfig(
-            vocab_size=len(clip_tokens), hidden_size=width, intermediate_size=2 * width, projection_dim=width,
-            num_hidden_layers=layers, num_attention_heads=heads, max_position_embeddings=settings["clip_max_length"],
-            bos_token_id=clip_tokens.bos_token_id, eos_token_id=clip_tokens.eos_token_id,
-            pad_token_id=clip_tokens.pad_token_id,
-        )
-    )  # fmt: skip
+    clip = CLIPTextModel(clip_config(settings, width, clip_tokens))
     t5 = T5EncoderModel(
         T5Config(
             vocab_size=len(t5_tokens), d_model=width, d_kv=width // heads, d_ff=2 * width, num_layers=layers,
@@ -173,13 +176,10 @@ class Learner:
     name: str
     """Its name in the curve."""
     model: nn.Module
-    """The encoder."""
     tokens: CLIPTokenizer | T5Tokenizer
-    """Its tokenizer."""
     pooled: Callable[[Any], Tensor]
     """Its vectors [B, W] from the encoder's output."""
     width: int
-    """W."""
 
 
 def learn_attributes(learners: Sequence[Learner], lessons: Lessons[Any], toy: Toy, curve: Curve) -> None:

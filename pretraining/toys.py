@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from chunk_grpo.families.base import LoadOptions, Part
 from chunk_grpo.families.diffusers_family import DiffusersFamily
@@ -15,8 +16,8 @@ from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.models.flux_kontext import FluxKontextFamily
 from chunk_grpo.families.models.sd3 import SD3Family
 from chunk_grpo.shapes.scene import SIZE
-from pretraining.common import FOLDER, pick_device, read_params
 
+FOLDER = Path(__file__).parent
 FLUX, SD3, KONTEXT = "tiny-flux", "tiny-sd3", "tiny-kontext"
 SHIPPED = FOLDER.parent / "assets" / FLUX
 """The checkpoint of which the other toys take over parts, or whose weights they start from."""
@@ -35,7 +36,6 @@ class Toy:
     name: str
     """Name of its folder."""
     family: type[DiffusersFamily]
-    """Its family."""
     folder: Path
     """Everything that the recipe writes for it."""
     params: dict[str, Any]
@@ -56,8 +56,9 @@ class Toy:
 
     @property
     def device(self) -> torch.device:
-        """Device of the recipe."""
-        return pick_device(self.params["device"])
+        """Device of the recipe; `auto` is a GPU if there is one, else the CPU."""
+        auto = "cuda" if torch.cuda.is_available() else "cpu"
+        return torch.device(auto if self.params["device"] == "auto" else self.params["device"])
 
     def load(self, parts: tuple[Part, ...] = ("text", "transformer", "vae"), *, guided: bool) -> DiffusersFamily:
         """Load parts of the checkpoint; `guided`: velocities have the classifier-free guidance of the evaluation."""
@@ -75,7 +76,7 @@ class Toy:
 
 def load_toy(name: str) -> Toy:
     """The checkpoint of a name; a block of the parameters replaces values of each but the toy FLUX."""
-    params = read_params()
+    params = yaml.safe_load((FOLDER / "params.yaml").read_text(encoding="utf-8"))
     changes = {block: params.pop(block) for block, _ in _OTHERS.values()}
     if name == FLUX:
         return Toy(name, FluxFamily, FOLDER / "work", params)
