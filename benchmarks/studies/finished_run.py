@@ -33,7 +33,6 @@ class FinishedRun:
     """What an experiment needs of a finished run."""
 
     params: Params
-    """Its parameters."""
     model: Model
     """Its checkpoint, at the size of the evaluation images."""
     prompts: PromptSet

@@ -19,9 +19,7 @@ class Hypothesis:
     name: str
     """Name in docs/study.md."""
     first: Policy
-    """Policy that is higher by the hypothesis."""
     second: Policy
-    """Policy that it is compared with."""
     less: Pair | None = None
     """Two policies whose difference is the smaller one."""
 

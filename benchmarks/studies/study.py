@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +32,7 @@ from chunk_grpo.artifacts import read_table
 from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.config import Params, load_params
 from chunk_grpo.errors import ConfigError, DataError
-from chunk_grpo.reporting.comparisons import interval_text, signed
+from chunk_grpo.reporting.comparisons import interval_text, p_text, signed
 from chunk_grpo.reporting.evidence import Source
 from chunk_grpo.reporting.inputs import read_metrics
 from chunk_grpo.reporting.panels import plot_picture, tradeoff_figure
@@ -212,17 +211,11 @@ def hypothesis_rows(block: Block, hypotheses: Sequence[Hypothesis]) -> list[list
             h.name,
             signed(interval.mean),
             interval_text(interval),
-            _p_text(p),
+            p_text(p),
             f"{interval.detectable:.3f}",
         ]
         for h, interval, p in zip(hypotheses, found, corrected, strict=True)
     ]
-
-
-def _p_text(p_value: float) -> str:
-    if math.isnan(p_value):
-        return "not tested"
-    return f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
 
 
 def _means(block: Block) -> list[list[str]]:

@@ -44,9 +44,7 @@ class Judged:
     use: ScorerUse
     split: str
     prompts: ScoredPrompts
-    """Prompts of the split."""
     left_out: LeftOut
-    """Images that the scorer refused."""
     benchmark: Benchmark | None
     """Benchmark behind the scores; incomplete if images were refused. None if there is none."""
 
@@ -56,7 +54,6 @@ class CategoryTable:
     """One scorer on one split by category, with an overall."""
 
     judged: Judged
-    """The scorer and the split."""
     table: Table
     """A column for each category, and the overall with its difference from the base."""
     note: str

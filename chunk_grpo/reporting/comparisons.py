@@ -18,7 +18,7 @@ from chunk_grpo.reporting.statistics import LEVEL, Interval, crossed_interval, h
 NO_BREAK = "\N{NO-BREAK SPACE}"
 UNTRAINED = (-1,)
 """Training seeds of a policy that was not trained here."""
-EXTRA_DIGITS = 3
+DIGITS, EXTRA_DIGITS = 3, 3
 SEEN = 0.1
 """Smallest mean difference that is said to be seen, in standard deviations of the score over the base's images.
 
@@ -69,9 +69,7 @@ class PairComparison:
     second: str
     """Name of one before it; variants come first."""
     measure: str
-    """Scorer, or `REWARD`."""
     difference: Interval
-    """Paired difference."""
     p_value: float
     """P-value of no difference, corrected by Holm's method for all pairs on this measure; NaN if the pair is not
     tested."""
@@ -179,13 +177,13 @@ def are_balanced(categories: Sequence[str]) -> bool:
     return len(set(Counter(categories).values())) == 1
 
 
-def number(value: float, digits: int = 3) -> str:
+def number(value: float, digits: int = DIGITS) -> str:
     """Format a value with a typographic minus sign and without negative zero."""
     text = f"{value:.{digits}f}"
     return text.lstrip("-") if float(text) == 0 else text.replace("-", "\N{MINUS SIGN}")
 
 
-def signed(value: float, digits: int = 3) -> str:
+def signed(value: float, digits: int = DIGITS) -> str:
     """Format a difference with its sign; zero has none."""
     text = number(value, digits)
     return text if float(f"{value:.{digits}f}") <= 0 else f"+{text}"
@@ -209,10 +207,10 @@ def difference_text(interval: Interval) -> str:
     return signed(interval.mean, digits_of(interval.low, interval.high))
 
 
-def digits_of(low: float, high: float, digits: int = 3) -> int:
+def digits_of(low: float, high: float) -> int:
     """Digits for an interval and its mean: the ends differ, and one other than 0 does not round to 0.
 
-    At least `digits`; not more if `EXTRA_DIGITS` are too few.
+    At least `DIGITS`; not more if `EXTRA_DIGITS` are too few.
     """
 
     def are_apart(places: int) -> bool:
@@ -221,7 +219,14 @@ def digits_of(low: float, high: float, digits: int = 3) -> int:
             end == 0 or shown != 0 for end, shown in zip((low, high), ends, strict=True)
         )
 
-    return next(filter(are_apart, range(digits, digits + EXTRA_DIGITS + 1)), digits)
+    return next(filter(are_apart, range(DIGITS, DIGITS + EXTRA_DIGITS + 1)), DIGITS)
+
+
+def p_text(p_value: float) -> str:
+    """Format a p-value; NaN is that of no test."""
+    if math.isnan(p_value):
+        return "not tested"
+    return f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
 
 
 def prompts_text(interval: Interval) -> str:

@@ -46,7 +46,6 @@ class TrainingSettings:
     """Training settings that the report uses."""
 
     iterations: int
-    """Number of iterations of a complete run."""
     images: Mapping[str, int]
     """Variant to images drawn per iteration."""
     clip_ranges: Mapping[str, tuple[float, ...]]
@@ -85,7 +84,6 @@ class ScorerUse:
     splits: tuple[str, ...]
     """Splits of prompts whose images it judges."""
     scale: Scale
-    """Scale of the scores."""
     judge: WiseScorer | None = None
     """The scorer's settings if its kind is wise; else None."""
 
@@ -103,7 +101,6 @@ class ReportSettings:
     """The values of params.yaml that the report uses, and all parameters as text."""
 
     title: str
-    """Heading of the page."""
     preset: str
     model: str
     """Checkpoint of the base, with its revision."""
@@ -131,15 +128,12 @@ class ReportSettings:
     guided_plan: str | None
     """Guided plan to show for comparison, if there is one."""
     grid_prompts: int
-    """Number of prompts in the image grid."""
     seed: int
     """Seed of the choice of grid prompts."""
     train_seeds: tuple[int, ...]
-    """Seeds of the training runs."""
     image_seed: int
     """Seed of the noise of the evaluation images."""
     images_per_prompt: int
-    """Number of evaluation images of each prompt."""
     parameters: str
     """All parameters as YAML."""
 
@@ -253,7 +247,6 @@ class LeftOut:
     """Images without a score."""
 
     refused: int
-    """Number of images that the scorer refused."""
     samples: int
     """Number of (prompt, sample) pairs with a refused image; these are left out for every policy."""
 

@@ -37,7 +37,6 @@ class Flips:
     scorer: str
     """Scorer of the images, with scores 0 and 1."""
     variant: str
-    """The tuned variant."""
     total: int
     """Number of prompts whose images are compared."""
     won: int
@@ -45,9 +44,7 @@ class Flips:
     lost: int
     """Number of prompts with the reverse."""
     won_rows: tuple[Flip, ...]
-    """Some of them."""
     lost_rows: tuple[Flip, ...]
-    """Some of the lost ones."""
     has_rules: bool
     """Whether the scorer has rules that an image can break."""
 

@@ -51,7 +51,6 @@ class PictureScore:
     label: str
     """Name of the scorer."""
     text: str
-    """Value."""
     verdict: str = ""
     """`above` or `below` the base's image of the same prompt and seed; empty if equal as shown, or unknown."""
 
@@ -63,13 +62,10 @@ class Picture:
     image: Image.Image
     """Decoded RGB image; a thumbnail if the original is large."""
     uri: str
-    """The image as a data: URI."""
     pixelated: bool
     """Whether the image is enlarged with sharp pixels."""
     alt: str
-    """Alternative text."""
     scores: tuple[PictureScore, ...]
-    """Score by each scorer."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +73,9 @@ class GridRow:
     """One prompt with its images, one for each column."""
 
     prompt: str
-    """Text of the prompt."""
     seed: int
     """Seed of the image noise."""
     sample: int
-    """Sample number of the images."""
     pictures: tuple[Picture, ...]
     """One image per column; the base's is the first."""
     source: Picture | None = None
@@ -107,13 +101,11 @@ class Grid:
     name: str
     """Name of its file without suffix."""
     variants: tuple[str, ...]
-    """The compared policies."""
     columns: tuple[Drawn, ...]
     """The base, then the images of each compared policy."""
     changed: tuple[GridRow, ...]
     """Prompts with a visible change in any column, the most changed first."""
     unchanged: tuple[GridRow, ...]
-    """The other prompts."""
 
     @property
     def first(self) -> tuple[GridRow, ...]:

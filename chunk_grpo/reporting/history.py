@@ -57,7 +57,6 @@ class Evaluation:
     evaluated_at: datetime
     """Time in UTC, with its time zone."""
     preset: str
-    """Preset of the policies."""
     model_commit: str
     """Commit whose run trained the policies."""
     code_commit: str

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from chunk_grpo.reporting import plots
-from chunk_grpo.reporting.comparisons import number, signed
+from chunk_grpo.reporting.comparisons import number, p_text, signed
 from chunk_grpo.reporting.evidence import BASE
 from chunk_grpo.reporting.figures import png
 from chunk_grpo.reporting.history import ALPHA, Change, HistoryRow
@@ -68,7 +68,7 @@ def alert(history: Sequence[HistoryRow], newest: Sequence[HistoryRow]) -> str | 
         again = "" if models[row.reference] == row.model_commit else "; the policies were trained again since"
         lines.append(
             f"- {row.scorer} on {row.split}, {_policy(row)}: {number(row.mean)}, {signed(row.difference)} since "
-            f"{escaped(row.reference)} (band ±{number(row.band)}, p {_p_text(row.p_value)}){again}"
+            f"{escaped(row.reference)} (band ±{number(row.band)}, p {p_text(row.p_value)}){again}"
         )
     if not lines:
         return None
@@ -108,7 +108,7 @@ def scores_table(newest: Sequence[HistoryRow]) -> Table:
             "too few prompts" if math.isnan(row.low) else f"{number(row.low)} to {number(row.high)}",
             "–" if math.isnan(row.difference) else signed(row.difference),
             "–" if math.isnan(row.band) else f"±{number(row.band)}",
-            "–" if math.isnan(row.p_value) else _p_text(row.p_value),
+            "–" if math.isnan(row.p_value) else p_text(row.p_value),
             row.reference or "–",
         )
         change = Cell(WORDS[row.change], strong=row.change == "moved")
@@ -181,7 +181,3 @@ def _draw(
 
 def _policy(row: HistoryRow) -> str:
     return BASE if row.policy == BASE else f"{row.policy}, {row.mode}"
-
-
-def _p_text(p_value: float) -> str:
-    return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"

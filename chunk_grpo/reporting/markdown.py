@@ -25,7 +25,6 @@ class Section:
     key: str
     """Name, unique within a run: lower-case letters, digits and dashes."""
     title: str
-    """Short title."""
     markdown: str
     """Text with a heading; its pictures are data: URIs."""
 

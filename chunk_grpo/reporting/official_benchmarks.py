@@ -32,7 +32,6 @@ class Benchmark:
     kind: str
     """Kind of the scorer, a key of `PAPER_BENCHMARKS`."""
     split: str
-    """Split of the prompts."""
     complete: bool
     """Whether the prompts are all prompts of the benchmark."""
     what: str

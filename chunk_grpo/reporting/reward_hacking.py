@@ -30,7 +30,6 @@ class Ending:
 
     variant: str
     last: tuple[int, ...]
-    """Last iteration of each run."""
     best: tuple[int | None, ...]
     """Iteration of the best held-out score of each run, the earliest on a tie; None if not measured."""
 

@@ -38,7 +38,6 @@ class Setting:
     name: str
     """The preset, and after it the setting's changes of it."""
     settings: ReportSettings
-    """Variants, scorers and rewards."""
     book: ScoreBook
     prompts: ScoredPrompts
     """Held-out prompts that were scored."""

@@ -49,7 +49,6 @@ class Cell:
     """One cell."""
 
     text: str
-    """The value."""
     difference: str = ""
     """Difference from the base, on a second line."""
     interval: str = ""
