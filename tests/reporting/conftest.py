@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -70,6 +71,10 @@ class Run:
     def markdown(self) -> str:
         """The text of report.md."""
         return render("report.md.j2", self.content(), SECTIONS)
+
+    def page(self) -> str:
+        """The text of index.html without its plots."""
+        return render("index.html.j2", self.content(), SECTIONS, defaultdict(list))
 
     def report(self) -> dict[str, bytes]:
         """The files of the report by path."""
@@ -356,9 +361,3 @@ def _small(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def small(_small: Run, tmp_path: Path) -> Run:
     """A run with few, small images."""
     return _small.copy(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def crowd(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ...]], Run]:
-    """Function that writes a small run with the given variants."""
-    return lambda variants: write_run(tmp_path_factory.mktemp("crowd"), 2, 1, 16, variants)

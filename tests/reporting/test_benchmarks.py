@@ -1,6 +1,7 @@
 """Scores on benchmark prompts: by category, with each benchmark's definition of the overall."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from chunk_grpo.reporting.page import render, summary
 from chunk_grpo.reporting.tables import GENEVAL_CATEGORIES
 from chunk_grpo.scorers.geneval.records import OFFICIAL_COUNTS
 from chunk_grpo.scorers.wise.protocols import PROTOCOLS
-from tests.reporting.conftest import PROMPTS, SCORERS, VARIANTS, Run, images_of, write_run
+from tests.reporting.conftest import PROMPTS, SCORERS, Run, images_of, write_run
 
 MODEL = {"checkpoint": "a/model", "revision": None}
 BASE_SCORERS: dict[str, Any] = {
@@ -71,7 +72,7 @@ def add_benchmarks(run: Run, counts: Counts, things: dict[str, Any], original: s
 
     run.change_params(change)
     for scorer, split in (("geneval", "things"), ("wise", "knowledge")):
-        for policy in ("base", *VARIANTS):
+        for policy in ("base", *json.loads(run.params.read_text())["variants"]):
             rows = [
                 {"policy": policy, "mode": mode, "train_seed": seed, "prompt_id": p["prompt_id"], "sample": 0}
                 | {"scorer": scorer, "metric": "score"}
@@ -137,11 +138,18 @@ def test_other_prompts_and_a_part_of_them_leave_the_benchmarks_to_be_run(
     assert "Not GenEval: 12 prompts" in markdown
 
 
-def test_full_benchmark_reports_overall_score(small: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def official(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """All prompts of both benchmarks, judged as published; read only."""
+    run = write_run(tmp_path_factory.mktemp("official"), 2, 1, 16, ("chunk",))
+    add_benchmarks(run, OFFICIAL, {"kind": "geneval", "path": "e.jsonl", "count": None}, "gpt_eval.py")
+    run.change_params(lambda params: params["scorers"]["wise"].update(judge="gpt-4o-2024-05-13"))
+    return run
+
+
+def test_full_benchmark_reports_overall_score(official: Run) -> None:
     """WISE's Overall by its weights: 0.4 * 0.2 + 0.167 * 0.5 = 0.1635."""
-    monkeypatch.setitem(BASE_SCORERS["wise"], "judge", "gpt-4o-2024-05-13")
-    add_benchmarks(small, OFFICIAL, {"kind": "geneval", "path": "e.jsonl", "count": None}, "gpt_eval.py")
-    markdown, summary = build(small)
+    markdown, summary = build(official)
     title = "*wise on the split knowledge"
     heads = [
         "Cultural (400)",
@@ -159,21 +167,15 @@ def test_full_benchmark_reports_overall_score(small: Run, monkeypatch: pytest.Mo
     assert f"The paper’s benchmarks: {differs}" in markdown
 
 
-def refuse(run: Run, policy: str, prompt_id: str) -> None:
-    """Remove the score of one WISE image for one training seed and mode."""
-    path = run.root / "scores" / policy / "wise.parquet"
+def test_wise_with_refused_image_has_no_overall_score(official: Run, tmp_path: Path) -> None:
+    """All else is official. Culture without one of its 400: (399 * 0.2 + 167 * 0.5) / 999 = 0.1635."""
+    refused = official.copy(tmp_path)
+    path = refused.root / "scores/chunk/wise.parquet"  # one image of one training seed and mode
     rows = read_table(path, "scores").to_pylist()
-    row = next(row for row in rows if row["prompt_id"] == prompt_id)
+    row = next(row for row in rows if row["prompt_id"] == "knowledge-culture-7")
     row |= {"value": None, "refusal": "I cannot assist with that"}
     write_table(table_from_rows(rows, "scores"), path, "scores", {"chunk_grpo.scorer": "{}"})
-
-
-def test_wise_with_refused_image_has_no_overall_score(small: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All else is official. Culture without one of its 400: (399 * 0.2 + 167 * 0.5) / 999 = 0.1635."""
-    monkeypatch.setitem(BASE_SCORERS["wise"], "judge", "gpt-4o-2024-05-13")
-    add_benchmarks(small, OFFICIAL, {"kind": "geneval", "path": "e.jsonl", "count": None}, "gpt_eval.py")
-    refuse(small, "chunk", "knowledge-culture-7")
-    markdown, summary = build(small)
+    markdown, summary = build(refused)
     title = "*wise on the split knowledge"
     heads = row_of(markdown, title, "policy")
     assert (heads[0], heads[-1]) == ("Cultural (399)", "Mean of 999 prompts")

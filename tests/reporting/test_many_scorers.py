@@ -31,15 +31,18 @@ def remarks(run: Run) -> list[str]:
     return [line for line in lines if line.startswith("- ") and "not part of the reward" in line]
 
 
-def test_scorers_without_a_difference_share_a_sentence(run: Run) -> None:
-    add_scorers(run, {"still": 0.0, "calm": 0.0, "moved": 0.25})
-    named = [{n for n in ("still", "calm", "moved", "shapes-exact") if n in line} for line in remarks(run)]
-    assert named == [{"shapes-exact"}, {"moved"}, {"still", "calm"}]
-
-
-def test_few_scorers_have_one_remark_each(small: Run) -> None:
-    add_scorers(small, {"still": 0.0})
-    assert [line.split(",")[0] for line in remarks(small)] == ["- shapes-exact", "- still"]
+@pytest.mark.parametrize(
+    ("lifts", "named"),
+    [
+        ({"still": 0.0}, [{"shapes-exact"}, {"still"}]),  # few scorers have a remark each
+        ({"still": 0.0, "calm": 0.0, "moved": 0.25}, [{"shapes-exact"}, {"moved"}, {"still", "calm"}]),
+    ],
+)
+def test_scorers_without_a_difference_share_a_sentence(
+    lifts: dict[str, float], named: list[set[str]], run: Run
+) -> None:
+    add_scorers(run, lifts)
+    assert [{name for name in (*lifts, "shapes-exact") if name in line} for line in remarks(run)] == named
 
 
 def test_a_table_wider_than_the_page_is_shown_in_parts(small: Run) -> None:

@@ -1,12 +1,14 @@
 """The page of many variants, with every metric that the trainer writes."""
 
 import re
-from collections.abc import Callable
 
 import pytest
 
 from chunk_grpo.artifacts import read_table, table_from_rows, write_table
-from tests.reporting.conftest import Run
+from chunk_grpo.reporting.content import SECTIONS, Content
+from chunk_grpo.reporting.page import grid_pictures, plot_files, render
+from chunk_grpo.reporting.panels import panel_figures
+from tests.reporting.conftest import Run, write_run
 
 VARIANTS = ("dance", "chunk", "chunk-ws", "a", "b", "c", "d", "e")
 
@@ -31,54 +33,66 @@ def optional_rows(variant: str, seed: int) -> list[dict[str, object]]:
 
 
 @pytest.fixture(scope="module")
-def files(crowd: Callable[[tuple[str, ...]], Run]) -> dict[str, bytes]:
-    run = crowd(VARIANTS)
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = write_run(tmp_path_factory.mktemp("crowd"), 2, 1, 16, VARIANTS)
     for variant in VARIANTS:
         for seed in (0, 1, 2):
             path = run.root / "train" / variant / f"seed-{seed}" / "metrics.parquet"
             rows = read_table(path, "train_metrics").to_pylist() + optional_rows(variant, seed)
             write_table(table_from_rows(rows, "train_metrics"), path, "train_metrics")
     run.change_params(lambda params: params["train"].update(iterations=40))  # the metrics end at 30
-    return run.build()
+    return run
 
 
-def test_the_image_grid_comes_in_parts(files: dict[str, bytes]) -> None:
-    images = files["index.html"].decode().partition('id="images"')[2]
+@pytest.fixture(scope="module")
+def content(run: Run) -> Content:
+    return run.content()
+
+
+@pytest.fixture(scope="module")
+def html(run: Run) -> str:
+    return run.page()
+
+
+@pytest.fixture(scope="module")
+def csvs(content: Content) -> dict[str, list[str]]:
+    return {name: text.splitlines() for name, text in plot_files(content).items()}
+
+
+def test_the_image_grid_comes_in_parts(content: Content, html: str) -> None:
+    images = html.partition('id="images"')[2]
     assert images.count("<img") == 2 * 4 * 9  # base, four variants in two modes, four prompts, twice
-    assert {"grid.png", "grid-2.png"} <= set(files)
-    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", files["report.md"].decode())
-    assert sorted(pictures) == sorted(name for name in files if name.endswith(".png"))
+    names = {"profile.png", *grid_pictures(content), *(f"{name}.png" for name in panel_figures(content))}
+    assert {"grid.png", "grid-2.png", "tradeoff.png"} <= names
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", render("report.md.j2", content, SECTIONS))
+    assert sorted(pictures) == sorted(names)
 
 
-def test_pairs_with_first_variant_are_shown_unfolded(files: dict[str, bytes]) -> None:
-    html = files["index.html"].decode()
+def test_pairs_with_first_variant_are_shown_unfolded(html: str, csvs: dict[str, list[str]]) -> None:
     assert html.index("e − dance</th>") < html.index("<details", html.index('id="scores"')) < html.index("e − d</th>")
-    pairs = files["plots/pairs.csv"].decode().splitlines()
+    pairs = csvs["plots/pairs.csv"]
     assert (pairs[0], len(pairs)) == ("measure,first,second,difference,low,high,p_value", 1 + 4 * 28)
 
 
-def test_chips_show_the_dash_of_the_seventh_variant_on(files: dict[str, bytes]) -> None:
-    html = files["index.html"].decode()
+def test_chips_show_the_dash_of_the_seventh_variant_on(html: str) -> None:
     assert '<span class="chip line dash-0" style="--c:var(--variant-5)">c</span>' in html
     assert '<span class="chip line dash-1" style="--c:var(--variant-0)">d</span>' in html
     assert ".chip.dash-1::before" in html
 
 
-def test_training_in_numbers_and_pictures(files: dict[str, bytes]) -> None:
-    html = files["index.html"].decode()
-    assert len(set(re.findall(r'id="(watched-\d)-', html))) == 5
+def test_training_in_numbers_and_pictures(content: Content, html: str, csvs: dict[str, list[str]]) -> None:
+    assert len(panel_figures(content)["watched"].panels) == 5
     assert "⚠ 20%" in html  # 2e-5 of the clip range 1e-4
     assert "30, 30, 30" in html
     assert "[9, 7]" in html
-    draws = files["plots/chunk_draws.csv"].decode().splitlines()
+    draws = csvs["plots/chunk_draws.csv"]
     assert len(draws) == 1 + 16 + 7 * 8
     assert draws[1] == "dance,0,36,0.0625,0.25"  # 4 draws x 3 iterations x 3 seeds
-    steps = files["plots/step_clipping.csv"].decode().splitlines()
+    steps = csvs["plots/step_clipping.csv"]
     assert steps[:2] == ["variant,update,step,clip_fraction,log_ratio", "dance,1,0,0.5,0.5"]
     assert len(steps) == 1 + 16 * 8
-    assert "tradeoff.png" in files
     assert "Lines: mean of 3 training seeds." in html and "bands: range" not in html
-    assert files["plots/how_trained.csv"].decode().startswith("variant,images,trained_items,")
+    assert csvs["plots/how_trained.csv"][0].startswith("variant,images,trained_items,")
 
 
 def test_variants_that_trained_alike_are_named(small: Run) -> None:

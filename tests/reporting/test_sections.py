@@ -13,6 +13,7 @@ from PIL import Image
 from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.config import load_params
 from chunk_grpo.errors import ConfigError
+from chunk_grpo.reporting import sections
 from chunk_grpo.reporting.content import Content
 from chunk_grpo.reporting.inputs import read_evidence, settings_from
 from chunk_grpo.reporting.markdown import LARGEST, Section, embedded, escaped, reduced, report, slug
@@ -42,12 +43,16 @@ class Workspace:
         shutil.copytree(done.root / "runs", root / "artifacts" / "runs")
         shutil.copy(done.params, root)
 
-    def after(self, *stages: str) -> dict[str, str]:
-        """Let stages end: what their sections show, by key."""
+    def end(self, *stages: str) -> None:
+        """Let stages end."""
         for stage in stages:
             source, place = self._done / OUTPUTS[stage], self.root / "artifacts" / OUTPUTS[stage]
             place.parent.mkdir(parents=True, exist_ok=True)
             (shutil.copytree if source.is_dir() else shutil.copy)(source, place)
+
+    def after(self, *stages: str) -> dict[str, str]:
+        """Let stages end: what their sections show, by key."""
+        self.end(*stages)
         return {section.key: section.markdown for section in sections_after(stages, self.root)}
 
 
@@ -73,7 +78,10 @@ def plain(markdown: str) -> str:
     return re.sub(r"\]\([^)]*\)", "]", markdown).strip()
 
 
-def test_a_section_appears_after_each_stage_that_it_shows(workspace: Workspace) -> None:
+def test_a_section_appears_after_each_stage_that_it_shows(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sections, "plot_pictures", lambda content: {})  # drawing takes seconds
     assert workspace.after() == {}
     assert workspace.after("prepare_prompts", "profile_l1") == {}
     assert [*workspace.after("chunk_boundaries")] == ["profile"]
@@ -113,7 +121,7 @@ def test_sections_of_a_finished_run_are_those_of_its_report(workspace: Workspace
 
 def test_colours_are_those_of_the_finished_run(workspace: Workspace) -> None:
     """They depend on the variants by which a plot is drawn."""
-    workspace.after(*(stage for stage in OUTPUTS if "@dance-" not in stage))
+    workspace.end(*(stage for stage in OUTPUTS if "@dance-" not in stage))
     settings = settings_from(load_params(workspace.root / "params.yaml"))
     content = Content(read_evidence(Layout.below(workspace.root), settings, partial=True), settings)
     assert content.scored.variants == ("chunk", "chunk-ws")
@@ -127,7 +135,7 @@ def test_another_pipelines_workspace_has_none(tmp_path: Path) -> None:
 
 
 def test_invalid_params_are_reported_if_a_section_is_due(workspace: Workspace) -> None:
-    workspace.after("prepare_prompts", "profile_l1", "chunk_boundaries")
+    workspace.end("prepare_prompts", "profile_l1", "chunk_boundaries")
     (workspace.root / "params.yaml").write_text("text: hello\n")
     with pytest.raises(ConfigError, match=r"params\.yaml"):
         sections_after(["chunk_boundaries"], workspace.root)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,32 @@ from chunk_grpo.reporting.settings_compared import against_base, comparison, set
 from chunk_grpo.reporting.tables import to_markdown
 
 from . import conftest
-from .conftest import write_run
+from .conftest import Run, write_run
+
+
+@pytest.fixture(scope="module")
+def finished_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Run]:
+    """Function that gives the finished run of a number of training seeds; read only."""
+
+    @cache
+    def write(seeds: int) -> Run:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(conftest, "SEEDS", tuple(range(seeds)))
+            return write_run(tmp_path_factory.mktemp("finished"), 2, 1, 16, ("dance", "chunk"))
+
+    return write
 
 
 @pytest.fixture
-def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def workspace(tmp_path: Path, finished_with: Callable[[int], Run]) -> Callable[..., Path]:
     """Function that writes a finished workspace.
 
     `change` is added to half of each score of `chunk`, tuned, on shapes-graded.
     """
 
     def write(name: str, change: Callable[[int], float] = lambda _: 0.0, seeds: int = 6) -> Path:
-        monkeypatch.setattr(conftest, "SEEDS", tuple(range(seeds)))
-        made = write_run(tmp_path / name, 2, 1, 16, ("dance", "chunk"))
+        (tmp_path / name).mkdir()
+        made = finished_with(seeds).copy(tmp_path / name)
         file = made.root / "scores/chunk/shapes-graded.parquet"
         rows = read_table(file, "scores").to_pylist()
         for number, row in enumerate(rows):

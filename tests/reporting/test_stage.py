@@ -135,7 +135,7 @@ class Active(HTMLParser):
         self.found |= {tag, *(str(value) for name, value in attrs if name in ("src", "href"))}
 
 
-@pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.slow) for turn in (1, 2))])
+@pytest.mark.parametrize("turn", range(3))
 def test_texts_of_users_are_texts_in_page_and_markdown(small: Run, turn: int) -> None:
     """Titles, categories, paths and settings come from users and from prompt files."""
     texts = (*HOSTILE[turn:], *HOSTILE[:turn])
@@ -148,15 +148,14 @@ def test_texts_of_users_are_texts_in_page_and_markdown(small: Run, turn: int) ->
         params["report"]["title"], params["composed_from"] = texts[1:]
 
     small.change_params(change)
-    files = small.build()
-    page, markdown = Page(), Active()
-    page.feed(files["index.html"].decode())
+    html, page, markdown = small.page(), Page(), Active()
+    page.feed(html)
     assert page.open == []
-    markdown.feed(MarkdownIt("gfm-like", {"linkify": False}).render(files["report.md"].decode()))
-    known = {name for name in files if name.endswith(".png")}
+    markdown.feed(MarkdownIt("gfm-like", {"linkify": False}).render(small.markdown()))
+    known = {name for name in FILES if name.endswith(".png")}
     known |= {"details", "summary", "table", "thead", "tbody", "tr", "th", "td", "br", "h1", "h2", "h3", "p"}
     assert markdown.found <= known | {"ul", "li", "img", "pre", "code", "em", "strong"}
-    assert files["index.html"].count(b"Content-Security-Policy") == 1
+    assert html.count("Content-Security-Policy") == 1
 
 
 def test_default_title_equal_plans_and_no_wise_prompts(small: Run) -> None:
@@ -172,11 +171,10 @@ def test_default_title_equal_plans_and_no_wise_prompts(small: Run) -> None:
     for path in (small.root / "scores").glob("*/*.parquet"):
         table = read_table(path, "scores")
         write_table(table.filter(pc.starts_with(table["prompt_id"], "eval")), path, "scores")
-    files = small.build()
-    report = files["report.md"].decode()
+    report = small.markdown()
     assert report.startswith("# their-flux, trained for shapes-graded + shapes-vivid\n")
     assert report.count("| chunk | size |") == 1
-    assert b"Not scored in this run." in files["index.html"]
+    assert "Not scored in this run." in report
 
 
 def test_a_run_of_ones_own_has_no_numbers_of_the_paper_and_a_caution(small: Run) -> None:
@@ -193,12 +191,11 @@ def test_a_run_of_ones_own_has_no_numbers_of_the_paper_and_a_caution(small: Run)
     for path in (small.root / "scores").glob("*/shapes-vivid.parquet"):
         rows = [row | {"scorer": "bright"} for row in read_table(path, "scores").to_pylist()]
         write_table(table_from_rows(rows, "scores"), path.with_name("bright.parquet"), "scores")
-    files = small.build()
-    report, page = files["report.md"].decode(), files["index.html"].decode()
+    report, page = small.markdown(), small.page()
     assert "From the paper" not in report and "# Scores by category" not in report
     assert 'href="#categories"' not in page and "The paper’s benchmarks" not in report
     assert report.count(ONLY_TRAINED) == 1
-    assert json.loads(files["summary.json"])["answer"]["caution"] == ONLY_TRAINED
+    assert small.content().caution == ONLY_TRAINED
 
 
 @pytest.mark.parametrize(
