@@ -30,9 +30,7 @@ class Block:
     scorers: tuple[str, ...]
     """All scorers, the reward first."""
     seeds: tuple[int, ...]
-    """Training seeds."""
     captions: tuple[str, ...]
-    """Caption of each prompt."""
     values: Mapping[tuple[Policy, str], NDArray[np.float64]]
     """(policy, scorer) to [R, P]; the base has one row."""
 
@@ -86,15 +84,17 @@ def _read(block: str, results: Path) -> Block:
         raise DataError(f"{table}: no such file; `python -m benchmarks.studies.study add CHECKOUT` writes it")
     known = json.loads(about.read_text(encoding="utf-8"))
     seeds = tuple(sorted(seed for run in known["runs"] for seed in run["seeds"]))
-    rows = pq.read_table(table).to_pylist()
-    captions = {row["prompt_id"]: row["caption"] for row in rows}
+    columns = pq.read_table(table)
+    captions = dict(zip(columns["prompt_id"].to_pylist(), columns["caption"].to_pylist(), strict=True))
     places = {prompt: place for place, prompt in enumerate(sorted(captions))}
     values: dict[tuple[Policy, str], NDArray[np.float64]] = {}
-    for row in rows:
-        policy = (row["variant"], row["mode"])
+    names = ("variant", "mode", "scorer", "train_seed", "prompt_id", "value")
+    for variant, mode, scorer, seed, prompt, value in zip(*(columns[n].to_pylist() for n in names), strict=True):
+        policy = (variant, mode)
         of: tuple[int, ...] = (-1,) if policy == BASE else seeds
-        matrix = values.setdefault((policy, row["scorer"]), np.full((len(of), len(places)), math.nan))
-        matrix[of.index(row["train_seed"]), places[row["prompt_id"]]] = row["value"]
+        if (policy, scorer) not in values:
+            values[policy, scorer] = np.full((len(of), len(places)), math.nan)
+        values[policy, scorer][of.index(seed), places[prompt]] = value
     for (policy, scorer), matrix in values.items():
         if np.isnan(matrix).any():
             raise DataError(f"{table}: {policy} lacks scores of {scorer} for a seed or prompt")

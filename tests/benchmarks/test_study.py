@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from benchmarks.studies.hypotheses import BESIDE, BLOCKS, LEVELS
 from benchmarks.studies.study import PREFIX, hypothesis_rows, main, settings_digest
 from chunk_grpo.artifacts import table_from_rows, write_table
 from chunk_grpo.config import load_params, parse_params
-from chunk_grpo.orchestration.presets import composed
+from chunk_grpo.orchestration import presets
 from chunk_grpo.reporting.statistics import MIN_SEEDS, crossed_interval, holm
 from tests.conftest import ROOT
 
@@ -36,13 +37,22 @@ def save(rows: list[dict[str, Any]], path: Path, schema: Any) -> None:
     write_table(table_from_rows(rows, schema), str(path), schema)
 
 
-def checkout(folder: Path, *seeds: int, preset: str = "study-vivid", **changes: object) -> str:
-    """A checkout with a finished run of a preset. A score is 100 times the seed, and the number of the prompt."""
-    raw = composed(ROOT, preset)
-    raw["train"] |= {"seeds": list(seeds), **changes}
+@cache
+def composed(preset: str) -> dict[str, Any]:
+    return presets.composed(ROOT, preset)
+
+
+def params_in(folder: Path, *seeds: int, preset: str = "study-vivid", **changes: object) -> str:
+    """A checkout with the parameters of a preset."""
+    raw = composed(preset)
     folder.mkdir()
-    dump_yaml(str(folder / "params.yaml"), raw)
-    artifacts = folder / "artifacts"
+    dump_yaml(str(folder / "params.yaml"), raw | {"train": raw["train"] | {"seeds": list(seeds), **changes}})
+    return str(folder)
+
+
+def checkout(folder: Path, *seeds: int, preset: str = "study-vivid") -> str:
+    """A checkout with a finished run of a preset. A score is 100 times the seed, and the number of the prompt."""
+    raw, artifacts = composed(preset), Path(params_in(folder, *seeds, preset=preset)) / "artifacts"
     eval_prompts = [
         {"prompt_id": name, "split": "eval", "prompt": text, "category": "", "metadata": "{}"}
         for name, text in CAPTIONS.items()
@@ -99,12 +109,12 @@ def test_runs_of_one_study_are_put_together_and_others_change_nothing(
 
     before = {path.name: path.read_bytes() for path in results.iterdir()}
     for run, message in (
-        (checkout(tmp_path / "c", 1), "has the training seeds [1] already"),
-        (checkout(tmp_path / "d", 3, learning_rate=1e-3), "its settings differ from those of"),
+        (params_in(tmp_path / "c", 1), "has the training seeds [1] already"),
+        (params_in(tmp_path / "d", 3, learning_rate=1e-3), "its settings differ from those of"),
     ):
         assert main([*add, run]) == 3
         assert message in capsys.readouterr().err
-    other = Path(checkout(tmp_path / "e", 6)) / "params.yaml"
+    other = Path(params_in(tmp_path / "e", 6)) / "params.yaml"
     dump_yaml(str(other), load_params(other).model_dump(mode="json") | {"composed_from": "tiny"})
     assert main([*add, str(other.parent)]) == 2
     assert "composed_from: must start with 'study-', got 'tiny'" in capsys.readouterr().err
@@ -134,11 +144,11 @@ def test_hypotheses_are_paired_and_corrected_together(seeds: int) -> None:
 
 
 def test_every_hypothesis_names_policies_of_the_presets() -> None:
-    presets = {path.stem.removeprefix(PREFIX) for path in (ROOT / "conf/preset").glob(f"{PREFIX}*.yaml")}
-    assert presets == set(BLOCKS)
+    names_of = {path.stem.removeprefix(PREFIX) for path in (ROOT / "conf/preset").glob(f"{PREFIX}*.yaml")}
+    assert names_of == set(BLOCKS)
     for block, hypotheses in BLOCKS.items():
         names = [block, BESIDE[block]] if block in BESIDE else [block]
-        variants = {name for each in names for name in composed(ROOT, PREFIX + each)["variants"]}
+        variants = {name for each in names for name in composed(PREFIX + each)["variants"]}
         assert {name for h in hypotheses for name, _ in h.policies} <= variants
 
 
@@ -153,13 +163,13 @@ def test_results_of_the_repository_are_whole() -> None:
 def test_policies_beside_a_block_have_its_training_seeds(tmp_path: Path) -> None:
     results = tmp_path / "results"
     add = ["--results", str(results), "add"]
-    runs = [checkout(tmp_path / "a", 4, 5, 2), checkout(tmp_path / "b", 1, 5, 4, preset="study-levels")]
+    runs = [checkout(tmp_path / "a", 4, 2), checkout(tmp_path / "b", 1, 4, preset="study-levels")]
     assert main([*add, *runs]) == 0
     block = read_block("levels", results)
-    assert block.seeds == (4, 5)
+    assert block.seeds == (4,)
     for policy in ("mirror", "chunk-free"):  # of the other block, and of this one
         means = block.values[(policy, "tuned"), "shapes-vivid"].mean(axis=1)
-        assert means.tolist() == [401.5, 501.5]
+        assert means.tolist() == [401.5]
 
 
 @pytest.mark.parametrize("step", ["dance", "flow-grpo"])
@@ -209,9 +219,8 @@ def test_curves_are_means_over_training_seeds(tmp_path: Path) -> None:
 
 def test_a_setting_that_a_later_version_adds_keeps_the_digest() -> None:
     """It has a default, as `train.kl_coef` has; an earlier file does not name it."""
-    raw = composed(ROOT, "study-vivid")
+    raw = composed("study-vivid")
+    earlier = {name: value for name, value in raw["train"].items() if name != "kl_coef"}
     now = settings_digest(parse_params(raw))
-    del raw["train"]["kl_coef"]
-    assert settings_digest(parse_params(raw)) == now
-    raw["train"]["kl_coef"] = 0.1
-    assert settings_digest(parse_params(raw)) != now
+    assert settings_digest(parse_params(raw | {"train": earlier})) == now
+    assert settings_digest(parse_params(raw | {"train": earlier | {"kl_coef": 0.1}})) != now
