@@ -63,7 +63,6 @@ class SceneStream:
         self._by_category = captions_by_category()
 
     def batch(self, size: int) -> Batch[PromptSpec]:
-        """Draw `size` captions and their images."""
         pools = self._rng.choices(self._by_category, self._weights, k=size)
         specs = [self._rng.choice(pool) for pool in pools]
         scenes = [sample_scene(spec, self._rng, left_to_right=self._left_to_right) for spec in specs]
@@ -92,7 +91,6 @@ class EditStream:
         self._by_kind = instructions_by_kind()
 
     def batch(self, size: int) -> Batch[Edit]:
-        """Draw `size` instructions and their pictures."""
         pools = self._rng.choices(self._by_kind, self._weights, k=size)
         edits = [draw_edit(self._rng.choice(pool), self._rng) for pool in pools]
         before = [edit.source for edit in edits]
@@ -115,7 +113,6 @@ class Curve:
             path.write_text("", encoding="utf-8")
 
     def add(self, step: int, **values: float) -> None:
-        """Record one row."""
         row = {"step": step, "seconds": round(time.perf_counter() - self._start, 1)}
         row.update({name: round(float(torch.as_tensor(value).detach()), 5) for name, value in values.items()})
         print(json.dumps(row), flush=True)

@@ -156,7 +156,6 @@ def clip_config(settings: dict[str, Any], width: int, tokens: CLIPTokenizer) -> 
 def build_encoders(
     settings: dict[str, Any], clip_tokens: CLIPTokenizer, t5_tokens: T5Tokenizer
 ) -> tuple[CLIPTextModel, T5EncoderModel]:
-    """Build untrained encoders of the configured size."""
     width, layers, heads = settings["hidden_size"], settings["layers"], settings["heads"]
     clip = CLIPTextModel(clip_config(settings, width, clip_tokens))
     t5 = T5EncoderModel(

@@ -43,11 +43,9 @@ class Toy:
 
     @property
     def checkpoint(self) -> Path:
-        """Folder of the pipeline."""
         return self.folder / self.name
 
     def curve(self, step: str) -> Path:
-        """File of a step's curve."""
         return self.folder / "curves" / f"{step}.jsonl"
 
     def phase_folder(self, phase: str) -> Path:

@@ -120,18 +120,15 @@ class Run:
         self.step, self.loss = state["step"], state["loss"]
 
     def save(self) -> None:
-        """Replace the checkpoint."""
         state = {name: part.state_dict() for name, part in self._parts().items()}
         partial = self._path.with_suffix(".partial")
         torch.save({**state, "step": self.step, "loss": self.loss}, partial)
         partial.replace(self._path)
 
     def finish(self) -> None:
-        """Remove the checkpoint."""
         self._path.unlink(missing_ok=True)
 
     def learn(self, loss: Tensor, ema_decay: float) -> None:
-        """One optimiser step."""
         self.optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)

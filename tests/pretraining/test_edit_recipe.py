@@ -1,11 +1,9 @@
 """The recipe of the toy that edits: what it takes over from the toy FLUX, and its steps in small."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from diffusers import FluxKontextPipeline, FluxTransformer2DModel
 from PIL import Image
@@ -19,7 +17,8 @@ from pretraining import edit_encoders, initial, transformer
 from pretraining.common import EditStream
 from pretraining.evaluate import evaluation_edits
 from pretraining.text_encoders import build_encoders, build_tokenizers, captions
-from pretraining.toys import KONTEXT, SHIPPED, Toy, load_toy
+from pretraining.toys import KONTEXT, SHIPPED, load_toy
+from tests.pretraining.conftest import small
 
 SIZES = {"height": 32, "width": 32, "max_sequence_length": 8}
 
@@ -86,21 +85,8 @@ def test_a_mistake_is_the_picture_as_it_was() -> None:
     assert torch.equal(right.flatten(1).all(dim=1), ~unedited)
 
 
-def small(folder: Path) -> Toy:
-    """The recipe with a few steps."""
-    toy = load_toy(KONTEXT)
-    text = toy.params["text"] | {"steps": 2, "batch_size": 8}
-    settings = toy.params["transformer"]
-    settings = settings | {"phases": {"edits": settings["phases"]["edits"] | {"steps": 2}}, "pictures": 20}
-    settings |= {"batch_size": 4, "warmup_steps": 2, "evaluate_every": 2, "watch_prompts": 1}
-    evaluate = toy.params["evaluate"] | {"num_steps": 2}
-    params = toy.params | {"text": text, "transformer": settings, "evaluate": evaluate, "device": "cpu"}
-    return replace(toy, folder=folder, params=params)
-
-
-def test_the_steps_make_a_pipeline_that_edits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    toy = small(tmp_path)
-    monkeypatch.setattr(transformer, "DATASET_BATCH", 20)
+def test_the_steps_make_a_pipeline_that_edits(tmp_path: Path) -> None:
+    toy = small(KONTEXT, "edits", 2, tmp_path)
     edit_encoders.train(toy)
     initial.save_network(initial.build(toy), toy.phase_folder("initial"))
     initial.write_pipeline_index(toy)

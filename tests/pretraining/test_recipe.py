@@ -1,7 +1,6 @@
 """The recipe of the toy checkpoints: networks of the shipped ones' shape, and the steps of the toy SD3 in small."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from diffusers import StableDiffusion3Pipeline
 
 from pretraining import clip_encoders, initial, transformer
 from pretraining.toys import FLUX, SD3, SHIPPED, Toy, load_toy
+from tests.pretraining.conftest import small
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 
@@ -36,23 +36,10 @@ def test_an_untrained_block_changes_no_image_token(name: str) -> None:
         assert torch.equal(out[1], x)
 
 
-def small(folder: Path) -> Toy:
-    """The toy SD3's recipe with a few steps."""
-    toy = load_toy(SD3)
-    text = toy.params["text"] | {"steps": 2, "batch_size": 8}
-    evaluate = toy.params["evaluate"] | {"num_steps": 2}
-    settings = toy.params["transformer"]
-    phase = settings["phases"]["sd3"] | {"steps": 4}
-    settings = settings | {"phases": {"sd3": phase}, "pictures": 500, "batch_size": 4, "warmup_steps": 2}
-    settings |= {"evaluate_every": 2, "watch_prompts": 1, "empty_captions": 0.5}
-    params = toy.params | {"text": text, "transformer": settings, "evaluate": evaluate, "device": "cpu"}
-    return replace(toy, folder=folder, params=params)
-
-
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     """The steps before the transformer's."""
-    toy = small(tmp_path_factory.mktemp("begun"))
+    toy = small(SD3, "sd3", 4, tmp_path_factory.mktemp("begun"))
     clip_encoders.train(toy)
     initial.save_network(initial.build(toy), toy.phase_folder("initial"))
     initial.write_pipeline_index(toy)
