@@ -161,20 +161,25 @@ def picture(prompt: str, jitter: int, size: int) -> bytes:
     return out.getvalue()
 
 
+def image_row(
+    policy: str, mode: str, train_seed: int, prompt_id: object, data: bytes, seed: int, sample: int = 0
+) -> dict[str, object]:
+    return {
+        "policy": policy, "mode": mode, "train_seed": train_seed, "prompt_id": prompt_id, "sample": sample,
+        "seed": seed, "image": {"bytes": data, "path": f"{prompt_id}-{sample}.png"},
+    }  # fmt: skip
+
+
 def image_rows(policy: str, seed: int, prompts: list[dict[str, object]], size: int) -> list[dict[str, object]]:
+    def data(text: object, mode: str) -> bytes:
+        return picture(str(text), (seed + 1 + len(mode) + len(policy)) % 4, size)
+
     return [
-        {
-            "policy": policy, "mode": mode, "train_seed": seed, "prompt_id": prompt["prompt_id"],
-            "sample": 0, "seed": 2000 + index,
-            "image": {
-                "bytes": picture(str(prompt["prompt"]), (seed + 1 + len(mode) + len(policy)) % 4, size),
-                "path": f"{prompt['prompt_id']}-0.png",
-            },
-        }
+        image_row(policy, mode, seed, prompt["prompt_id"], data(prompt["prompt"], mode), 2000 + index)
         for mode, of in images_of(policy)
         if of == seed
         for index, prompt in enumerate(prompts)
-    ]  # fmt: skip
+    ]
 
 
 def profile_rows(num_steps: int = 17) -> list[dict[str, object]]:

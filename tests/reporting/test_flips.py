@@ -14,7 +14,7 @@ from chunk_grpo.artifacts import table_from_rows, write_table
 from chunk_grpo.reporting import flips
 from chunk_grpo.reporting.evidence import ScoredPrompts
 from chunk_grpo.reporting.flips import Flips, flips_of
-from tests.reporting.conftest import Values, score_book
+from tests.reporting.conftest import Values, image_row, score_book
 from tests.reporting.test_gallery import png
 
 IDS = tuple("abcdef")
@@ -35,14 +35,7 @@ def scores(of: Mapping[int, Mapping[str, float | None]]) -> Values:
 
 
 def images(folder: Path, policy: str, mode: str, seeds: tuple[int, ...], side: int = 8) -> str:
-    rows = [
-        {
-            "policy": policy, "mode": mode, "train_seed": seed, "prompt_id": name, "sample": 0, "seed": 5,
-            "image": {"bytes": png(side), "path": "a.png"},
-        }
-        for seed in seeds
-        for name in IDS
-    ]  # fmt: skip
+    rows = [image_row(policy, mode, seed, name, png(side), 5) for seed in seeds for name in IDS]
     path = folder / f"{policy}.parquet"
     write_table(table_from_rows(rows, "images"), path, "images")
     return str(path)

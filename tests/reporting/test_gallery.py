@@ -22,7 +22,7 @@ from chunk_grpo.reporting.gallery import (
     grid_rows,
     short_labels,
 )
-from tests.reporting.conftest import score_book
+from tests.reporting.conftest import image_row, score_book
 
 PROMPTS = ScoredPrompts(tuple("abcdefgh"), ("x", "x", "x", "x", "x", "y", "y", "z"), tuple("ABCDEFGH"))
 COLUMNS = (Drawn("base", "base"), Drawn("v", "tuned"))
@@ -34,13 +34,10 @@ def png(size: int) -> bytes:
 
 def images(policy: str, mode: str, data: bytes, seed: int = 7) -> Source:
     rows = [
-        {
-            "policy": policy, "mode": mode, "train_seed": train_seed, "prompt_id": "a", "sample": sample,
-            "seed": seed + sample, "image": {"bytes": data, "path": "a.png"},
-        }
+        image_row(policy, mode, train_seed, "a", data, seed + sample, sample)
         for train_seed in (2, 1)
         for sample in (1, 0)
-    ]  # fmt: skip
+    ]
     return Source(f"images/{policy}/images.parquet", table_from_rows(rows, "images"))
 
 
