@@ -20,8 +20,7 @@ from torch.utils.benchmark import Measurement, Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.random_flux import family_of, random_module
-from benchmarks.shared import random_inputs
-from chunk_grpo.families.base import TuningOptions
+from chunk_grpo.families.base import Conditioning, TuningOptions
 from chunk_grpo.families.models.flux import FluxFamily
 
 
@@ -117,8 +116,13 @@ def make_family(size: Size, work: str, device: torch.device) -> FluxFamily:
 
 
 def one_pass(family: FluxFamily, size: Size, work: str, batch_size: int, device: torch.device) -> Callable[[], object]:
-    """A call of the velocity for a batch, with a backward pass unless the work is the forward pass."""
-    x, t, conditioning = random_inputs(family, batch_size, size.text_tokens, device)
+    """A call of the velocity for a random batch, with a backward pass unless the work is the forward pass."""
+    stream, config = torch.Generator().manual_seed(0), family.transformer.config
+    x = torch.randn(batch_size, *family.latent_shape, generator=stream).to(device)
+    text = torch.randn(batch_size, size.text_tokens, config.joint_attention_dim, generator=stream)
+    pooled = torch.randn(batch_size, config.pooled_projection_dim, generator=stream)
+    conditioning = Conditioning({"prompt_embeds": text, "pooled": pooled}).to(device)
+    t = torch.full((batch_size,), 0.5, device=device)
     if work == FORWARD:
         return torch.no_grad()(lambda: family.velocity(x, t, conditioning))
     # Gradients are not reset: an update accumulates many passes.

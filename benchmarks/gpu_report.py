@@ -43,7 +43,6 @@ from benchmarks.flux_gpu import (
     release,
     timed,
 )
-from benchmarks.gpu_report_text import markdown
 from benchmarks.random_flux import random_module
 from benchmarks.tables import machine, parser_of
 from chunk_grpo.artifacts import write_json, write_text
@@ -71,9 +70,7 @@ class Bench:
     """What is measured, and where."""
 
     small: bool
-    """Whether networks are small."""
     device: torch.device
-    """Device of the passes."""
     batch_sizes: tuple[int, ...]
     """Images per pass."""
     min_run_time: float
@@ -89,14 +86,12 @@ class Bench:
         yield "scorer", self.scorer
 
     def rate(self) -> dict[str, Any]:
-        """Measured rate of a matrix product."""
         side = 512 if self.small else 8192
         a, b = (torch.randn(side, side, device=self.device, dtype=torch.bfloat16) for _ in range(2))
         seconds = timed(lambda: a @ b, self.min_run_time).median
         return {"tflops": 2 * side**3 / seconds / 1e12}
 
     def passes(self, work: str) -> dict[str, Any]:
-        """Passes of one kind by batch size."""
         found = measure(self._size, work, self.batch_sizes, self.min_run_time, self.device)
         return {"cells": [asdict(cell) for cell in found]}
 
@@ -206,6 +201,46 @@ def main(options: Sequence[str] | None = None) -> int:
         write_text(markdown(found), str(arguments.json.with_suffix(".md")))
     console.print(arguments.json.with_suffix(".md").read_text(encoding="utf-8"))
     return 0
+
+
+def markdown(found: Mapping[str, Any]) -> str:
+    """One table: piece, what was measured, value. Shares are of the measured rate of a matrix product."""
+    pieces, about = found["pieces"], found["machine"]
+    kind = "small networks" if about["small"] else "FLUX.1-dev's size"
+    title = f"{about['device']}, {kind}, random weights, bfloat16, commit {about['commit']}, torch {about['torch']}"
+    rate = pieces.get("rate", {}).get("tflops")
+    lines = [title, "", "| piece | measured | value |", "| --- | --- | ---: |"]
+    for name, result in pieces.items():
+        lines += [f"| {name} | {what} | {value} |" for what, value in _rows(name, result, rate)]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(name: str, result: Mapping[str, Any], rate: float | None) -> Iterator[tuple[str, str]]:
+    kind = name.partition("/")[0]
+    if "error" in result:
+        yield "not measured", str(result["error"])
+    elif kind == "rate":
+        yield "matrix product, TFLOP/s", f"{result['tflops']:.4g}"
+    elif kind == "passes":
+        for cell in result["cells"]:
+            text = "out of memory"
+            if cell["seconds"] is not None:
+                peak = "" if cell["peak_bytes"] is None else f", {cell['peak_bytes'] / 2**30:.1f} GiB"
+                speed = cell["tflop"] / cell["seconds"]
+                share = f" ({speed / rate:.0%})" if rate else ""
+                text = f"{speed:.4g} TFLOP/s{share}, {cell['seconds']:.4g} s{peak}"
+            yield f"{cell['batch_size']} images", text
+    elif kind == "ways":
+        for work, one in result.items():
+            if isinstance(one, Mapping):
+                text = one["error"].replace("|", "/") if "error" in one else f"{one['seconds']:.4g} s"
+                if work == FORWARD and "seconds" in one:
+                    text += f", {result['forward_tflop'] / one['seconds']:.4g} TFLOP/s"
+                if "first_seconds" in one:
+                    text += f", first call {one['first_seconds']:.3g} s"
+                yield f"{work}, {result['batch_size']} images", text
+    else:
+        yield f"images a second, {result['batch_size']} at a time", f"{result['images_per_second']:.4g}"
 
 
 def _kept(before: Mapping[str, Any], about: Mapping[str, object]) -> dict[str, Any]:

@@ -23,10 +23,10 @@ from transformers import (
     T5TokenizerFast,
 )
 
-from benchmarks.shared import TINY
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.models.flux import FluxFamily
 
+TOY = Path(__file__).resolve().parents[1] / "assets" / "tiny-flux"
 SHARD = "5GB"
 """Largest file of weights; T5-XXL has two, as in the real checkpoint."""
 
@@ -46,15 +46,14 @@ VAE: Mapping[str, Any] = {
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def write_random_flux(folder: Path, device: torch.device, network: Mapping[str, object]) -> None:
+def write_random_flux(folder: Path, device: torch.device) -> None:
     """Write a FluxPipeline: FLUX.1-dev's configurations, random bfloat16 weights, the toy checkpoint's tokenizers.
 
-    One part is in memory at a time, drawn on `device`; the largest, T5-XXL, has 9.5 GB. `network` has the arguments of
-    FluxTransformer2DModel that differ from its defaults, which are FLUX.1's.
+    One part is in memory at a time, drawn on `device`; the largest, T5-XXL, has 9.5 GB.
     """
-    clip_tokens = CLIPTokenizer.from_pretrained(TINY / "tokenizer", model_max_length=77)
-    t5_tokens = T5TokenizerFast.from_pretrained(TINY / "tokenizer_2", model_max_length=512)
-    makers = makers_of_parts(clip_tokens, network)
+    clip_tokens = CLIPTokenizer.from_pretrained(TOY / "tokenizer", model_max_length=77)
+    t5_tokens = T5TokenizerFast.from_pretrained(TOY / "tokenizer_2", model_max_length=512)
+    makers = makers_of_parts(clip_tokens)
     with torch.device("meta"):  # without weights, for model_index.json
         parts = {name: make() for name, make in makers.items()}
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
@@ -90,7 +89,7 @@ def family_of(network: FluxTransformer2DModel, side: int, device: torch.device) 
     return FluxFamily(pipeline, options)
 
 
-def makers_of_parts(tokens: CLIPTokenizer, network: Mapping[str, object]) -> dict[str, Callable[[], nn.Module]]:
+def makers_of_parts(tokens: CLIPTokenizer) -> dict[str, Callable[[], nn.Module]]:
     """Calls that make the networks, by name of the part."""
     clip = CLIPTextConfig(
         hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12,
@@ -106,9 +105,9 @@ def makers_of_parts(tokens: CLIPTokenizer, network: Mapping[str, object]) -> dic
         "vae": lambda: AutoencoderKL(**VAE),
         "text_encoder": lambda: CLIPTextModel(clip),
         "text_encoder_2": lambda: T5EncoderModel(t5),
-        "transformer": lambda: FluxTransformer2DModel(**{"guidance_embeds": True, **network}),
+        "transformer": lambda: FluxTransformer2DModel(guidance_embeds=True),
     }
 
 
 if __name__ == "__main__":
-    write_random_flux(Path(sys.argv[1]), torch.device("cuda" if torch.cuda.is_available() else "cpu"), {})
+    write_random_flux(Path(sys.argv[1]), torch.device("cuda" if torch.cuda.is_available() else "cpu"))

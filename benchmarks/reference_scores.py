@@ -142,7 +142,6 @@ def compare(
 
 
 def say(text: str) -> None:
-    """Print a line."""
     Console(soft_wrap=True, highlight=False).print(text, markup=False)
 
 

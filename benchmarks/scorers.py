@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from PIL import Image
 from transformers import CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
+from transformers.utils import logging
 
 from benchmarks.reference_scores import hpsv3_package
-from benchmarks.shared import quiet
 from benchmarks.tables import parser_of, print_machine, print_table, spread
 from chunk_grpo.config.scorers import PickScoreScorer
 from chunk_grpo.errors import DataError
@@ -66,7 +66,6 @@ class Pair:
     """Our implementation and the original of one scorer."""
 
     name: str
-    """Name of the row."""
     ours: Callable[[], FloatArray]
     """Function that scores all images."""
     original: Callable[[], FloatArray] | None
@@ -106,9 +105,8 @@ class Pair:
 
 
 def main(options: Sequence[str] | None = None) -> None:
-    """Measure and print."""
     arguments = _parser().parse_args(options)
-    quiet()
+    logging.disable_progress_bar()  # it would disturb our own
     images, side, rounds = arguments.images, arguments.side, arguments.rounds
     grouped, apart = (make_batch(images, side, group) for group in (GROUP, 1))
     with TemporaryDirectory() as name, ExitStack() as stack, Meter("scorers", 3 * (rounds + 1)) as meter:

@@ -55,7 +55,6 @@ BATCHES = (8, 24)
 
 
 def main(options: Sequence[str] | None = None) -> int:
-    """Measure, print, write."""
     parser = parser_of(__doc__)
     parser.add_argument("checkout", type=Path, help="checkout with a finished run")
     parser.add_argument("--json", type=Path, default=Path("attribution.json"), help="result to write")
@@ -383,7 +382,6 @@ def by_prompt(figure: Callable[[Rows], float], prompts: int) -> tuple[float, flo
 
 
 def shown(found: tuple[float, float, float]) -> str:
-    """Figure and interval as text."""
     return "{:.3f} ({:.3f} to {:.3f})".format(*found)
 
 

@@ -165,7 +165,6 @@ def curves_of(checkout: Path, params: Params) -> pa.Table:
 
 
 def show(block: str, results: Path) -> None:
-    """Print the tables of a block."""
     found = read_block(block, results)
     title = f"{block}: {len(found.seeds)} seeds, {len(found.captions)} prompts, primary outcome {found.reward}"
     print_table(title, ("policy", *found.scorers), list(_means(found)))

@@ -21,8 +21,16 @@ TOY = [
 ]
 
 
-def test_each_way_trains_and_stands_beside_its_plan(tmp_path: Path) -> None:
-    file = tmp_path / "found.json"
+def test_each_way_trains_and_stands_beside_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan of the first way stands for the others' too: planning takes as long as all the trainings."""
+    planned, plans, file = at_size.planned, [], tmp_path / "found.json"
+
+    def planned_once(params, gpu):
+        if not plans:
+            plans.append(planned(params, gpu))
+        return plans[0]
+
+    monkeypatch.setattr(at_size, "planned", planned_once)
     ways = ["eager", "half recomputed", at_size.NARROW]
     at_size.main(["random-flux", *TOY, "--ways", *ways, "--iterations", "1", "--json", str(file)])
     found = json.loads(file.read_text())["ways"]

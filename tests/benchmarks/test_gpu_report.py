@@ -10,10 +10,8 @@ from transformers import CLIPTokenizer
 
 from benchmarks import gpu_report
 from benchmarks.flux_gpu import FORWARD
-from benchmarks.gpu_report import MORE, NO_DEVICE, UPDATE, Bench, main
-from benchmarks.gpu_report_text import markdown
-from benchmarks.random_flux import makers_of_parts
-from benchmarks.shared import TINY
+from benchmarks.gpu_report import MORE, NO_DEVICE, UPDATE, Bench, main, markdown
+from benchmarks.random_flux import TOY, makers_of_parts
 from chunk_grpo.planning.models import known_file
 
 SMALL = ["--small", "--batch-sizes", "1", "2", "--min-run-time", "0.001"]
@@ -80,7 +78,7 @@ def test_passes_ways_and_scorer_are_measured() -> None:
 
 
 def test_the_checkpoint_has_the_configurations_and_weights_of_the_real_one() -> None:
-    makers = makers_of_parts(CLIPTokenizer.from_pretrained(TINY / "tokenizer"), {})
+    makers = makers_of_parts(CLIPTokenizer.from_pretrained(TOY / "tokenizer"))
     with torch.device("meta"):
         parts: dict[str, Any] = {name: make() for name, make in makers.items()}
     file = json.loads(known_file("black-forest-labs/FLUX.1-dev").read_text("utf-8"))
