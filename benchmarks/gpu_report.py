@@ -175,10 +175,7 @@ def main(options: Sequence[str] | None = None) -> int:
     device = torch.device("cuda" if has_gpu else "cpu")
     sizes = tuple(arguments.batch_sizes)
     bench = Bench(arguments.small, device, sizes, arguments.min_run_time)
-    about = machine() | {
-        "device": torch.cuda.get_device_name() if has_gpu else "CPU",
-        "small": arguments.small,
-    }
+    about = machine() | {"device": torch.cuda.get_device_name() if has_gpu else "CPU", "small": arguments.small}
     found: dict[str, Any] = {"machine": about, "batch_sizes": list(sizes), "pieces": {}}
     if arguments.json.exists():
         found["pieces"] = _kept(json.loads(arguments.json.read_text(encoding="utf-8")), about)
@@ -257,10 +254,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 4, 12])
     parser.add_argument("--min-run-time", type=float, default=3.0, help="least seconds of each measurement")
     parser.add_argument(
-        "--json",
-        type=Path,
-        default=Path("gpu-report.json"),
-        help="results; finished pieces in it are not repeated",
+        "--json", type=Path, default=Path("gpu-report.json"), help="results; finished pieces in it are not repeated"
     )
     return parser
 

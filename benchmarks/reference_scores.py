@@ -162,9 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     second.add_argument("--model", type=Path, required=True, help="folder with HPSv3.safetensors")
     second.add_argument("--backbone", type=Path, required=True, help="folder of Qwen2-VL-7B-Instruct")
     second.add_argument(
-        "--hpsv3-python",
-        type=Path,
-        help="interpreter with the package hpsv3 1.0.0, which needs a GPU for bfloat16",
+        "--hpsv3-python", type=Path, help="interpreter with the package hpsv3 1.0.0, which needs a GPU for bfloat16"
     )
     for part, dtype in ((first, "float32"), (second, "bfloat16")):
         part.add_argument("--images", type=Path, required=True, help="folder with the README's images")

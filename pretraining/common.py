@@ -44,12 +44,7 @@ class SceneStream:
     """Endless batches of captions and images."""
 
     def __init__(
-        self,
-        seed: int,
-        device: torch.device,
-        weights: dict[str, float] | None = None,
-        *,
-        left_to_right: bool = False,
+        self, seed: int, device: torch.device, weights: dict[str, float] | None = None, *, left_to_right: bool = False
     ) -> None:
         """Start the stream of captions and scenes at `seed`; images are rendered on `device`.
 
@@ -73,12 +68,7 @@ class EditStream:
     """Endless batches of instructions, the pictures that they edit, and the results."""
 
     def __init__(
-        self,
-        seed: int,
-        device: torch.device,
-        weights: dict[str, float] | None = None,
-        *,
-        mistakes: float = 0.0,
+        self, seed: int, device: torch.device, weights: dict[str, float] | None = None, *, mistakes: float = 0.0
     ) -> None:
         """Start the stream at `seed`; pictures are rendered on `device`. `weights` as in `SceneStream`, by kind.
 

@@ -32,12 +32,7 @@ TARGETS = (None, *COLOURS, *SHAPES)
 
 def edit_lessons() -> Lessons[Instruction]:
     """What is to be done to which thing."""
-    heads = {
-        "kind": len(EDIT_KINDS),
-        "shape": len(SHAPES),
-        "colour": len(COLOURS) + 1,
-        "target": len(TARGETS),
-    }
+    heads = {"kind": len(EDIT_KINDS), "shape": len(SHAPES), "colour": len(COLOURS) + 1, "target": len(TARGETS)}
     return Lessons(instructions_by_kind(), heads, 1, _attributes)
 
 
@@ -76,10 +71,7 @@ def train(toy: Toy) -> None:
     for folder, model, new in (("text_encoder", clip, clip_tokens), ("text_encoder_2", t5, t5_tokens)):
         shipped = type(model).from_pretrained(SHIPPED / folder, dtype=torch.float32)
         start_from(
-            shipped,
-            model,
-            type(new).from_pretrained(SHIPPED / folder.replace("text_encoder", "tokenizer")),
-            new,
+            shipped, model, type(new).from_pretrained(SHIPPED / folder.replace("text_encoder", "tokenizer")), new
         )
     learners = learners_of(clip.to(toy.device), t5.to(toy.device), clip_tokens, t5_tokens)
     learn_attributes(learners, edit_lessons(), toy, Curve(toy.curve("edit_encoders")))

@@ -44,10 +44,7 @@ def evaluation_edits(per_kind: int, seed: int) -> list[Edit]:
 
 @torch.no_grad()
 def drawn(
-    settings: dict[str, Any],
-    family: DiffusersFamily,
-    prompts: Sequence[str],
-    sources: Sequence[Picture] | None = None,
+    settings: dict[str, Any], family: DiffusersFamily, prompts: Sequence[str], sources: Sequence[Picture] | None = None
 ) -> Iterator[NDArray[np.float32]]:
     """Yield an image [3, H, W] in [0, 1] of each prompt, each from noise of its own."""
     device = next(family.trainable_parameters()).device

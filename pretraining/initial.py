@@ -131,11 +131,7 @@ def write_pipeline_index(toy: Toy) -> None:
     """Write the scheduler and the list of components of the pipeline's folder."""
     scheduler = FlowMatchEulerDiscreteScheduler(shift=toy.params["transformer"]["shift"])
     scheduler.save_pretrained(toy.checkpoint / "scheduler")
-    index = {
-        "_class_name": toy.family.pipeline_class.__name__,
-        "_diffusers_version": "0.36.0",
-        **COMPONENTS[toy.name],
-    }
+    index = {"_class_name": toy.family.pipeline_class.__name__, "_diffusers_version": "0.36.0", **COMPONENTS[toy.name]}
     (toy.checkpoint / "model_index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 

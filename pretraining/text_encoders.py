@@ -80,9 +80,7 @@ def build_tokenizers(settings: dict[str, Any], prompts: Iterable[str]) -> tuple[
     )
     specials = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     t5 = T5Tokenizer(
-        vocab=[*specials, *((f"▁{word}", -1.0) for word in words)],
-        extra_ids=0,
-        model_max_length=settings["max_length"],
+        vocab=[*specials, *((f"▁{word}", -1.0) for word in words)], extra_ids=0, model_max_length=settings["max_length"]
     )
     return clip, t5
 

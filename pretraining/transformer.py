@@ -42,11 +42,7 @@ class Pictures(NamedTuple):
 
 @torch.no_grad()
 def encode_pictures(
-    family: DiffusersFamily,
-    vae: AutoencoderKL,
-    stream: SceneStream | EditStream,
-    prompts: Sequence[str],
-    count: int,
+    family: DiffusersFamily, vae: AutoencoderKL, stream: SceneStream | EditStream, prompts: Sequence[str], count: int
 ) -> Pictures:
     """Encode new images, and the pictures that they edit."""
     number = {prompt: index for index, prompt in enumerate(prompts)}

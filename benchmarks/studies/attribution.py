@@ -99,10 +99,7 @@ def report(grid: StepGrid, found: Measured) -> dict[str, object]:
     cosines = {name: cosines_of(found, *way) for name, way in ways.items()}
     print_table(
         "Squared cosine with the measured advantages, and its ratio to equal weights' with a 95 % interval",
-        (
-            "credit of the steps",
-            *(column for title in cosines[EQUAL] for column in (title, "to equal weights")),
-        ),
+        ("credit of the steps", *(column for title in cosines[EQUAL] for column in (title, "to equal weights"))),
         [
             [name, *(cell for value, ratio in row.values() for cell in (f"{value:.4f}", shown(ratio)))]
             for name, row in cosines.items()
@@ -241,12 +238,7 @@ def continued(grid: StepGrid, velocity: Velocity, x: Tensor, step: int, noise: t
 
 
 def expected(
-    velocity: Velocity,
-    score: Score,
-    states: Tensor,
-    grid: StepGrid,
-    continuations: int,
-    noise: torch.Generator,
+    velocity: Velocity, score: Score, states: Tensor, grid: StepGrid, continuations: int, noise: torch.Generator
 ) -> Array:
     """Expected reward [2, G, N + 1] before each noisy step, and after the last one, of images [G, N + 2, L, D].
 

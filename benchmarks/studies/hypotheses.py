@@ -78,17 +78,7 @@ ELBO = (
     _tuned("B5 stratified times", "matching-step-stratified", "matching-step"),
     _tuned("B6 images noised again", "matching-step", "dance"),
 )
-COMPARED = (
-    "dance-grpo",
-    "chunk",
-    "chunk-ws",
-    "chunk-gains",
-    "tempflow",
-    "mixgrpo",
-    "nft",
-    "awm",
-    "elbo-grpo",
-)
+COMPARED = ("dance-grpo", "chunk", "chunk-ws", "chunk-gains", "tempflow", "mixgrpo", "nft", "awm", "elbo-grpo")
 COMPARISON = tuple(_tuned(f"{name} - flow-grpo", name, "flow-grpo") for name in COMPARED)
 BLOCKS: Mapping[str, tuple[Hypothesis, ...]] = {
     **dict.fromkeys(("vivid", "vivid-ratios", "exact", "exact-ratios"), CONTRASTS),

@@ -206,13 +206,7 @@ def hypothesis_rows(block: Block, hypotheses: Sequence[Hypothesis]) -> list[list
     found = [block.tested(hypothesis, block.reward) for hypothesis in hypotheses]
     corrected = holm([interval.pair_p_value for interval in found])
     return [
-        [
-            h.name,
-            signed(interval.mean),
-            interval_text(interval),
-            p_text(p),
-            f"{interval.detectable:.3f}",
-        ]
+        [h.name, signed(interval.mean), interval_text(interval), p_text(p), f"{interval.detectable:.3f}"]
         for h, interval, p in zip(hypotheses, found, corrected, strict=True)
     ]
 

@@ -9,15 +9,7 @@ from typing import Literal
 
 from chunk_grpo.artifacts.schemas import SCORER_KEY
 from chunk_grpo.reporting.comparisons import Comparisons, are_balanced
-from chunk_grpo.reporting.evidence import (
-    BASE,
-    Evidence,
-    LeftOut,
-    ReportSettings,
-    ScoreBook,
-    ScoredPrompts,
-    ScorerUse,
-)
+from chunk_grpo.reporting.evidence import BASE, Evidence, LeftOut, ReportSettings, ScoreBook, ScoredPrompts, ScorerUse
 from chunk_grpo.reporting.official_benchmarks import Benchmark, benchmark_of
 from chunk_grpo.reporting.statistics import Interval
 from chunk_grpo.reporting.tables import GENEVAL_CATEGORIES, Table, category_table, policy_table, text_row

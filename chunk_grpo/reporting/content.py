@@ -230,11 +230,7 @@ def _waiting(
 
 
 def _grids(
-    evidence: Evidence,
-    settings: ReportSettings,
-    book: ScoreBook,
-    texts: Mapping[str, str],
-    scorers: Sequence[str],
+    evidence: Evidence, settings: ReportSettings, book: ScoreBook, texts: Mapping[str, str], scorers: Sequence[str]
 ) -> list[Grid]:
     prompts = prompts_of(evidence.prompts, EVAL)
     chosen = gallery.choose_prompts(prompts, settings.grid_prompts, settings.seed)
@@ -316,10 +312,7 @@ def _facts(runs: Sequence[RunManifest], settings: ReportSettings) -> tuple[tuple
 
 
 def _not_run(
-    settings: ReportSettings,
-    judged: Sequence[Judged],
-    categories: Sequence[CategoryTable],
-    others: Mapping[str, Table],
+    settings: ReportSettings, judged: Sequence[Judged], categories: Sequence[CategoryTable], others: Mapping[str, Table]
 ) -> list[str]:
     found, kinds = [], {use.kind for use in settings.measured}
     missing = [name for kind, name in PAPER_SCORERS.items() if kind not in kinds]

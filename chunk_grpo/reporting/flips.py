@@ -55,11 +55,7 @@ class Flips:
 
 
 def flips_of(
-    evidence: Evidence,
-    settings: ReportSettings,
-    prompts: ScoredPrompts,
-    book: ScoreBook,
-    texts: Mapping[str, str],
+    evidence: Evidence, settings: ReportSettings, prompts: ScoredPrompts, book: ScoreBook, texts: Mapping[str, str]
 ) -> Flips | None:
     """Flips of the last variant, or None if no scorer of the eval split, `prompts`, has scores of 0 and 1 alone."""
     variant = settings.variants[-1]

@@ -8,15 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import yaml
 
-from chunk_grpo.artifacts import (
-    Location,
-    RunManifest,
-    SchemaName,
-    find_files,
-    join,
-    read_manifest,
-    read_table,
-)
+from chunk_grpo.artifacts import Location, RunManifest, SchemaName, find_files, join, read_manifest, read_table
 from chunk_grpo.artifacts.layout import Layout
 from chunk_grpo.artifacts.pictures import INDEX
 from chunk_grpo.artifacts.table_checks import check_scale
@@ -71,9 +63,7 @@ def settings_from(params: Params) -> ReportSettings:
         image_seed=params.generate.seed,
         images_per_prompt=params.generate.images_per_prompt,
         parameters=yaml.safe_dump(
-            params.model_dump(mode="json", exclude={"executors", "pools"}),
-            sort_keys=False,
-            allow_unicode=True,
+            params.model_dump(mode="json", exclude={"executors", "pools"}), sort_keys=False, allow_unicode=True
         ),
     )
 

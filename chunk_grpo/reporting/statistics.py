@@ -124,9 +124,7 @@ class _Stratum:
 
 
 def crossed_interval(
-    values: NDArray[np.float64],
-    strata: Sequence[str] | None = None,
-    captions: Sequence[str] | None = None,
+    values: NDArray[np.float64], strata: Sequence[str] | None = None, captions: Sequence[str] | None = None
 ) -> Interval:
     """Mean over training seeds and prompts, with its 95 % interval.
 

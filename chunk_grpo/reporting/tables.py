@@ -9,13 +9,7 @@ from itertools import pairwise
 
 from chunk_grpo.artifacts import RunManifest
 from chunk_grpo.progress import duration
-from chunk_grpo.reporting.comparisons import (
-    Comparisons,
-    PairComparison,
-    difference_text,
-    interval_text,
-    number,
-)
+from chunk_grpo.reporting.comparisons import Comparisons, PairComparison, difference_text, interval_text, number
 from chunk_grpo.reporting.evidence import BASE, Drawn
 from chunk_grpo.reporting.markdown import escaped
 from chunk_grpo.reporting.series import Chunk
@@ -95,10 +89,7 @@ def difference_cell(mean: float, difference: Interval) -> Cell:
 
 
 def policy_table(
-    comparisons: Comparisons,
-    drawn: Sequence[Drawn],
-    measures: Sequence[str],
-    label: Callable[[str], str] = str,
+    comparisons: Comparisons, drawn: Sequence[Drawn], measures: Sequence[str], label: Callable[[str], str] = str
 ) -> Table:
     """Table in the layout of the paper's Table 1: rows are base and compared policies, columns are measures."""
     base = tuple(Cell(number(comparisons.base_mean(m).mean)) for m in measures)

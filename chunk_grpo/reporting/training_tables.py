@@ -20,10 +20,7 @@ NOTHING = Cell("–")
 TRAINED_COLUMNS: tuple[tuple[str, Callable[[Trained], Cell]], ...] = (
     ("images per iteration", lambda t: Cell(f"{t.images:,}")),
     ("(sample, step) pairs trained per iteration", lambda t: _cell(t.trained_items, "{:,.0f}".format)),
-    (
-        "clip range",
-        lambda t: Cell(" to ".join(dict.fromkeys(map(short, (t.clip_range_min, t.clip_range_max))))),
-    ),
+    ("clip range", lambda t: Cell(" to ".join(dict.fromkeys(map(short, (t.clip_range_min, t.clip_range_max)))))),
     ("clipped terms", lambda t: _cell(t.clip_fraction, "{:.1%}".format)),
     (f"largest |ratio{NO_BREAK}−{NO_BREAK}1|", lambda t: _cell(t.max_ratio_distance, small)),
     ("distance from the base", lambda t: _cell(t.distance, small)),

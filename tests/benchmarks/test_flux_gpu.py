@@ -4,17 +4,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.flux_gpu import (
-    FLUX_DEV,
-    FORWARD,
-    SMALL,
-    WORKS,
-    Cell,
-    flop_count,
-    make_family,
-    measure,
-    one_pass,
-)
+from benchmarks.flux_gpu import FLUX_DEV, FORWARD, SMALL, WORKS, Cell, flop_count, make_family, measure, one_pass
 from chunk_grpo.families.models.flux import FluxFamily
 
 CPU, META = torch.device("cpu"), torch.device("meta")

@@ -23,11 +23,7 @@ def test_a_row_of_the_table_by_hand() -> None:
     """Ten images; the first round does not count. Ratios of the others are 2, 4 and 3; half a second of 2 is
     preprocessing."""
     pair = Pair("x", lambda: np.ones(2), lambda: np.ones(2), lambda: None)
-    for name, seconds in (
-        ("ours", [9, 2, 1, 4]),
-        ("original", [9, 4, 4, 12]),
-        ("preprocessing", [9, 0.5, 1, 0.1]),
-    ):
+    for name, seconds in (("ours", [9, 2, 1, 4]), ("original", [9, 4, 4, 12]), ("preprocessing", [9, 0.5, 1, 0.1])):
         pair.seconds[name] += seconds
     assert pair.cells(10) == [
         *("x", "2.50 (0.83 to 2.50)", "5.00 (2.50 to 10.00)", "3.00 (2.00 to 4.00)"),

@@ -24,12 +24,7 @@ from tests.conftest import ROOT
 
 CAPTIONS = {"eval-00000": "a red circle", "eval-00001": "a red circle", "eval-00002": "a blue square"}
 METRICS = {"reward_mean": 1.0, "heldout_reward": 2.0, "grad_norm": 9.0}
-TIMES = {
-    "seconds_rollout": 1.0,
-    "seconds_update": 2.0,
-    "seconds_waiting_for_reward": 4.0,
-    "seconds_checkpoint": 8.0,
-}
+TIMES = {"seconds_rollout": 1.0, "seconds_update": 2.0, "seconds_waiting_for_reward": 4.0, "seconds_checkpoint": 8.0}
 
 
 def save(rows: list[dict[str, Any]], path: Path, schema: Any) -> None:

@@ -72,11 +72,7 @@ def test_server_answers_only_its_own_ui_with_password(ui: Ui, served: LocalPrefe
     string = served.auth or ""
     ui.visit(f"{served.url}/dashboard")
     assert ui.asynchronous(ASK, served.url, string) == ["200", "200", "open"]
-    assert ui.asynchronous(ASK, served.url, "") == [
-        "401",
-        "401",
-        "open",
-    ]  # the socket is closed by its first message
+    assert ui.asynchronous(ASK, served.url, "") == ["401", "401", "open"]  # the socket is closed by its first message
     for origin in (f"http://127.0.0.1:{elsewhere}", f"http://evil.example:{elsewhere}"):
         ui.visit(origin)
         for known in ("", string):

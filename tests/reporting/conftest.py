@@ -243,11 +243,7 @@ def manifest(stage: str, minute: int, seconds: float) -> dict[str, object]:
 
 
 def write_run(
-    root: Path,
-    per_category: int = 8,
-    samples: int = 2,
-    image_size: int = 48,
-    variants: tuple[str, ...] = VARIANTS,
+    root: Path, per_category: int = 8, samples: int = 2, image_size: int = 48, variants: tuple[str, ...] = VARIANTS
 ) -> Run:
     """Write a synthetic workspace; variants other than `VARIANTS` train like the first of them."""
     root, params_file = root / "artifacts", root / "params.yaml"
@@ -263,11 +259,7 @@ def write_run(
         save(plan_rows(plan, sizes), "chunk_plan", f"chunks/{plan}.parquet")
     for place, variant in enumerate(variants):
         for seed in SEEDS:
-            save(
-                metric_rows(variant, place, seed),
-                "train_metrics",
-                f"train/{variant}/seed-{seed}/metrics.parquet",
-            )
+            save(metric_rows(variant, place, seed), "train_metrics", f"train/{variant}/seed-{seed}/metrics.parquet")
     for place, policy in enumerate((*variants, "base")):
         for seed in (-1,) if policy == "base" else SEEDS:
             folder = policy if policy == "base" else f"{policy}/seed-{seed}"

@@ -129,9 +129,7 @@ def test_a_part_of_wise_has_no_overall_but_a_mean_of_its_prompts(few: tuple[str,
     assert "wise_knowledge_overall" not in summary["chunk"]["tuned"]
 
 
-def test_other_prompts_and_a_part_of_them_leave_the_benchmarks_to_be_run(
-    few: tuple[str, dict[str, Any]],
-) -> None:
+def test_other_prompts_and_a_part_of_them_leave_the_benchmarks_to_be_run(few: tuple[str, dict[str, Any]]) -> None:
     markdown, _ = few
     (told,) = [line for line in markdown.splitlines() if line.startswith("- The paper’s benchmarks")]
     assert "GenEval (things:" in told and "WISE (knowledge: 6 of its 1,000 prompts" in told
@@ -151,14 +149,7 @@ def test_full_benchmark_reports_overall_score(official: Run) -> None:
     """WISE's Overall by its weights: 0.4 * 0.2 + 0.167 * 0.5 = 0.1635."""
     markdown, summary = build(official)
     title = "*wise on the split knowledge"
-    heads = [
-        "Cultural (400)",
-        "Time (167)",
-        "Space (133)",
-        "Biology (100)",
-        "Physics (100)",
-        "Chemistry (100)",
-    ]
+    heads = ["Cultural (400)", "Time (167)", "Space (133)", "Biology (100)", "Physics (100)", "Chemistry (100)"]
     assert row_of(markdown, title, "policy") == [*heads, "Overall"]
     assert row_of(markdown, title, "base") == ["0.20", "0.50", *["0.00"] * 4, "0.164"]
     assert "Not GenEval" not in markdown

@@ -96,10 +96,5 @@ def test_many_pairs_are_reduced_to_pairs_with_first_variant() -> None:
     assert [p.first for p in with_first(found)] == list(NAMES[1:7])
     # Above zero from a distance of 3 on: 4 + 3 + 2 + 1 pairs.
     (sentence,) = order_sentences({REWARD: found})
-    assert re.findall(r"\d of 6|all 21|, 10 differ", sentence) == [
-        "4 of 6",
-        "2 of 6",
-        "all 21",
-        ", 10 differ",
-    ]
+    assert re.findall(r"\d of 6|all 21|, 10 differ", sentence) == ["4 of 6", "2 of 6", "all 21", ", 10 differ"]
     assert "v3 above v0" in order_sentences({REWARD: pairs(6)})[0]

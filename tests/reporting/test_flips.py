@@ -49,10 +49,7 @@ def found(
     book = score_book(scores({-1: BASE_SCORES}), scorer="s", v=scores({1: tuned, 2: other}))
     edits = kind == "shapes-edit"
     side = 32 if edits else 8
-    paths = {
-        "base": images(folder, "base", "base", (-1,), side),
-        "v": images(folder, "v", "tuned", (2, 1), side),
-    }
+    paths = {"base": images(folder, "base", "base", (-1,), side), "v": images(folder, "v", "tuned", (2, 1), side)}
     settings: Any = SimpleNamespace(
         variants=("u", "v"), scorers=("s",), seed=seed, measured=(SimpleNamespace(name="s", kind=kind),)
     )

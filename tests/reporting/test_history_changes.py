@@ -118,13 +118,7 @@ Given = Mapping[str, Any]
         ([{"means": scores(0)}] * 3, [("first", ""), ("same", "night-0"), ("same", "night-0")]),
         (  # a score that moves is the reference from then on
             [{"means": scores(n, -0.2 * (n in (2, 3)))} for n in range(5)],
-            [
-                ("first", ""),
-                ("none", "night-0"),
-                ("moved", "night-0"),
-                ("none", "night-2"),
-                ("moved", "night-2"),
-            ],
+            [("first", ""), ("none", "night-0"), ("moved", "night-0"), ("none", "night-2"), ("moved", "night-2")],
         ),
         (  # a scorer that changed is not compared
             [{"means": scores(0)}, *({"means": scores(n, -0.4), "scorer_hash": "v2"} for n in (1, 2))],

@@ -14,13 +14,7 @@ OWN = (
     *("inputs", "encode_prompts@profile", "encode_training@1", "train@chunk-ws-1", "score_base@shapes-exact"),
     *("score@chunk-ws-shapes-exact", "another@chunk-ws"),
 )
-REMOVED = (
-    "train@chunk-ws-9",
-    "train@removed-1",
-    "encode_training@9",
-    "score@chunk-ws-removed",
-    "another@removed",
-)
+REMOVED = ("train@chunk-ws-9", "train@removed-1", "encode_training@9", "score@chunk-ws-removed", "another@removed")
 
 
 @pytest.mark.parametrize("stage", [*OWN, *REMOVED, "report"])

@@ -9,14 +9,7 @@ from tests.reporting.conftest import VARIANTS, Run
 
 def add_scorers(run: Run, lifts: dict[str, float]) -> None:
     """Scorers by name: every image has 0.5, those of variants `lift` more."""
-    external = {
-        "kind": "external",
-        "splits": ["eval"],
-        "batch_size": 8,
-        "source": "a:b",
-        "version": 1,
-        "options": {},
-    }
+    external = {"kind": "external", "splits": ["eval"], "batch_size": 8, "source": "a:b", "version": 1, "options": {}}
     run.change_params(lambda params: params["scorers"].update(dict.fromkeys(lifts, external)))
     for name, lift in lifts.items():
         for policy in ("base", *VARIANTS):
@@ -61,8 +54,7 @@ def test_a_table_wider_than_the_page_is_shown_in_parts(small: Run) -> None:
 @pytest.mark.parametrize("count", [1, 6, 7, 13])
 def test_parts_of_a_table_hold_every_cell_once(count: int) -> None:
     whole = Table(
-        ("policy", *map(str, range(count))),
-        (Row("base", tuple(Cell(str(n)) for n in range(count)), mode="base"),),
+        ("policy", *map(str, range(count))), (Row("base", tuple(Cell(str(n)) for n in range(count)), mode="base"),)
     )
     parts = in_parts(whole)
     sizes = [len(part.columns) - 1 for part in parts]

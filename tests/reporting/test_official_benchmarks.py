@@ -50,10 +50,7 @@ def tags(counts: Mapping[str, int]) -> Source:
 
 def test_geneval_prompts_count_as_geneval() -> None:
     """Only the detector differs, and the number of images if it is another one."""
-    for images, differs in (
-        (4, ("another detector",)),
-        (1, ("another detector", "images per prompt: 1, not 4")),
-    ):
+    for images, differs in ((4, ("another detector",)), (1, ("another detector", "images per prompt: 1, not 4"))):
         found = found_of(GENEVAL, PromptKind("geneval"), tags(OFFICIAL_COUNTS), images)
         assert (found.complete, found.differs) == (True, differs)
         assert f"GenEval (more: {', '.join(differs)}), WISE." in benchmarks_not_run([found])
@@ -104,11 +101,7 @@ def test_wise_as_in_the_paper() -> None:
         (wise(ALL_IDS, original_words=False), "asked in this package’s own words", False),
         (wise(ALL_IDS, model="tiny"), "judged by tiny, not gpt-4o-2024-05-13", False),
         (wise(ALL_IDS, rewritten=False), "prompts not rewritten", True),
-        (
-            wise(ALL_IDS, protocol="verified", model="Qwen/Qwen3.5-35B-A3B"),
-            "protocol verified, not legacy",
-            True,
-        ),
+        (wise(ALL_IDS, protocol="verified", model="Qwen/Qwen3.5-35B-A3B"), "protocol verified, not legacy", True),
     ],
 )
 def test_wise_differences_from_paper_are_reported(found: Benchmark, differs: str, published: bool) -> None:

@@ -5,14 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from chunk_grpo.reporting.reward_hacking import (
-    Ending,
-    by_distance,
-    conclusion,
-    endings,
-    tradeoffs,
-    watched_curves,
-)
+from chunk_grpo.reporting.reward_hacking import Ending, by_distance, conclusion, endings, tradeoffs, watched_curves
 from chunk_grpo.reporting.series import Curve
 from chunk_grpo.reporting.training_tables import endings_table
 from tests.reporting.conftest import metrics_source, training_settings
@@ -62,11 +55,7 @@ def curve(first: tuple[float, float], last: tuple[float, float]) -> Curve:
     return Curve(np.array([0, 10]), (low + high) / 2, low, high)
 
 
-RISES, FALLS, WAVERS = (
-    curve((0.4, 0.5), (0.6, 0.8)),
-    curve((0.4, 0.5), (0.1, 0.3)),
-    curve((0.4, 0.5), (0.2, 0.45)),
-)
+RISES, FALLS, WAVERS = (curve((0.4, 0.5), (0.6, 0.8)), curve((0.4, 0.5), (0.1, 0.3)), curve((0.4, 0.5), (0.2, 0.45)))
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,7 @@ def test_the_answer_follows_from_the_intervals(found: list[tuple[str, float, flo
     [
         ([("a", 0.1, 0.2)], "In this one training the training reward rises."),
         ([("a", -0.3, -0.2)], "In this one training the training reward falls."),
-        (
-            [("a", 0.1, 0.2), ("b", 0.1, 0.2)],
-            "In these trainings, one of each variant, the training reward rises.",
-        ),
+        ([("a", 0.1, 0.2), ("b", 0.1, 0.2)], "In these trainings, one of each variant, the training reward rises."),
         (
             [("a", 0.1, 0.2), ("b", -0.1, 0.2)],
             "In these trainings, one of each variant, the training reward rises for a.",
@@ -49,11 +46,7 @@ def test_single_training_gives_no_verdict(found: list[tuple[str, float, float]],
 
 
 def test_a_rise_that_no_image_shows_is_no_yes() -> None:
-    rises, stays, small = (
-        comparison("a", 0.1, 0.2),
-        comparison("b", -0.1, 0.2),
-        comparison("c", 0.1, 0.2, 9.0),
-    )
+    rises, stays, small = (comparison("a", 0.1, 0.2), comparison("b", -0.1, 0.2), comparison("c", 0.1, 0.2, 9.0))
     assert headline([rises], is_visible=False)[0] == ("The training reward rises, but the images below do not show it.")
     assert headline([stays], is_visible=False)[0] == "No improvement is shown."
     assert "images below" not in headline([small], is_visible=False)[0]
@@ -65,10 +58,7 @@ def test_a_rise_that_no_image_shows_is_no_yes() -> None:
     [
         ([("a", 0.1, 0.2, 1.5)], "Yes: the training reward rises."),  # 0.1 exactly
         ([("a", 0.1, 0.2, 3.0)], "The training reward rises, but too little to see: 0.05 of {}."),
-        (
-            [("a", -0.2, -0.1, 150.0)],
-            "The training reward falls, but too little to see: less than 0.01 of {}.",
-        ),
+        ([("a", -0.2, -0.1, 150.0)], "The training reward falls, but too little to see: less than 0.01 of {}."),
         (
             [("a", 0.1, 0.2, 3.0), ("b", 0.1, 0.2, 15.0)],
             "The training reward rises, but too little to see: at most 0.05 of {}.",

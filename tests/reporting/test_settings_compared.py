@@ -118,12 +118,7 @@ def test_a_row_for_each_policy_of_each_preset_with_its_intervals() -> None:
         "base": {"training_reward": 0.4},
         "a": {"tuned": {"training_reward": value(0.0904, 0.046, 0.134), "clip": value(-0.01)}},
     }
-    second = {
-        "b_c": {
-            "tuned": {"training_reward": value(0.2, 0.1, 0.3)},
-            "hybrid": {"other": value(0.0, -1.0, 1.0)},
-        }
-    }
+    second = {"b_c": {"tuned": {"training_reward": value(0.2, 0.1, 0.3)}, "hybrid": {"other": value(0.0, -1.0, 1.0)}}}
     head, _, *rows = cells(to_markdown(against_base({"tiny": first, "tiny-paper": second})))
     assert head == ["preset and changes, policy, inference", "training reward", "clip", "other"]
     assert rows == [

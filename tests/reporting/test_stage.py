@@ -219,13 +219,7 @@ def test_report_omits_sections_missing_in_older_artifacts(files: dict[str, bytes
     assert "How they trained" in html
     assert not any(
         text in html
-        for text in (
-            "being hacked",
-            "Chunks drawn",
-            "Clipping by step",
-            "Plans recomputed",
-            "distance from the base<",
-        )
+        for text in ("being hacked", "Chunks drawn", "Clipping by step", "Plans recomputed", "distance from the base<")
     )
     assert files["plots/chunk_draws.csv"].decode() == "variant,chunk,draws,share,clip_fraction\n"
 

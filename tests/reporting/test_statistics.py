@@ -112,8 +112,7 @@ def test_p_value_equals_paired_t_test() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seeds", "freedom", "t"),
-    [(8, 20.0, 2.365), (8, 7.0, 2.365), (8, 4.0, 2.776), (6, math.inf, 2.571)],
+    ("seeds", "freedom", "t"), [(8, 20.0, 2.365), (8, 7.0, 2.365), (8, 4.0, 2.776), (6, math.inf, 2.571)]
 )
 def test_pairs_have_one_degree_of_freedom_fewer_than_seeds_at_most(seeds: int, freedom: float, t: float) -> None:
     """Quantiles of a table of t: 2.365 for 7 degrees of freedom, 2.776 for 4, 2.571 for 5."""

@@ -17,12 +17,7 @@ from chunk_grpo.reporting.trained import (
     step_uses,
     trained_in_numbers,
 )
-from chunk_grpo.reporting.training_tables import (
-    clipping_table,
-    draws_table,
-    plan_table,
-    trained_table,
-)
+from chunk_grpo.reporting.training_tables import clipping_table, draws_table, plan_table, trained_table
 from chunk_grpo.training import metrics as trainer
 from tests.reporting.conftest import metrics_source, training_settings
 
