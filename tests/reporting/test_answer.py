@@ -9,6 +9,7 @@ import pytest
 from chunk_grpo.errors import DataError
 from chunk_grpo.reporting.answer import answer_lines
 from chunk_grpo.reporting.content import ONLY_TRAINED
+from tests.reporting.conftest import Run
 
 SUMMARY: dict[str, Any] = {
     "prompts": 144,
@@ -79,15 +80,10 @@ def test_of_many_policies_the_first_have_a_line() -> None:
     assert "  and 2 more in the report" in lines
 
 
-def test_the_lines_are_read_from_the_report(finished_summary: Path, tmp_path: Path) -> None:
-    lines = answer_lines(finished_summary)
-    found = json.loads(finished_summary.read_text())
+def test_the_lines_are_read_from_the_report(finished: Run, tmp_path: Path) -> None:
+    summary = finished.root / "report" / "summary.json"
+    lines, found = answer_lines(summary), json.loads(summary.read_text())
     assert lines[0] == f"Does it help? {found['answer']['text']}"
     assert [line.split()[0] for line in lines[2:5]] == ["base", "dance,", "dance,"]
     with pytest.raises(DataError, match="summary"):
         answer_lines(tmp_path / "summary.json")
-
-
-@pytest.fixture(scope="module")
-def finished_summary(finished: Any) -> Path:
-    return Path(finished.root) / "report" / "summary.json"

@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -84,24 +83,16 @@ def test_a_difference_that_varies_has_an_interval(workspace: Callable[..., Path]
     assert low < float(mean) < high
 
 
-def change_params(root: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    params = json.loads((root / "params.yaml").read_text())
-    change(params)
-    (root / "params.yaml").write_text(json.dumps(params))
-    return root
-
-
 def test_another_reward_is_not_compared(workspace: Callable[..., Path]) -> None:
-    other = change_params(
-        workspace("other"), lambda params: params.update(rewards={"shapes-graded": 1.0, "shapes-vivid": 0.5})
-    )
+    other, rewards = workspace("other"), {"shapes-graded": 1.0, "shapes-vivid": 0.5}
+    Run(other / "artifacts").change_params(lambda params: params.update(rewards=rewards))
     head, *_ = shown(workspace("one"), other)
     assert head == ["variant: settings", "shapes-exact", "shapes-graded", "shapes-vivid"]
 
 
 def test_other_presets_and_unfinished_settings_have_no_rows(workspace: Callable[..., Path]) -> None:
     one, other = workspace("one"), workspace("other")
-    change_params(other, lambda params: params.update(composed_from="smoke"))
+    Run(other / "artifacts").change_params(lambda params: params.update(composed_from="smoke"))
     assert shown(one, other) == []
     shutil.rmtree(other / "artifacts/scores/dance")
     assert setting_of("other", other) is None
