@@ -28,14 +28,14 @@ def remarks(run: Run) -> list[str]:
     ("lifts", "named"),
     [
         ({"still": 0.0}, [{"shapes-exact"}, {"still"}]),  # few scorers have a remark each
-        ({"still": 0.0, "calm": 0.0, "moved": 0.25}, [{"shapes-exact"}, {"moved"}, {"still", "calm"}]),
+        ({"still": 0.0, "calm": 0.0, "moved": 0.25}, [{"shapes-exact"}, {"moved"}, {"Scorers", "still", "calm"}]),
     ],
 )
 def test_scorers_without_a_difference_share_a_sentence(
     lifts: dict[str, float], named: list[set[str]], run: Run
 ) -> None:
     add_scorers(run, lifts)
-    assert [{name for name in (*lifts, "shapes-exact") if name in line} for line in remarks(run)] == named
+    assert [{name for name in (*lifts, "shapes-exact", "Scorers") if name in line} for line in remarks(run)] == named
 
 
 def test_a_table_wider_than_the_page_is_shown_in_parts(small: Run) -> None:
