@@ -82,13 +82,13 @@ def test_edit_of_checkout_is_reported_and_copy_continues(code, tmp_path, monkeyp
 
 @pytest.mark.parametrize(
     ("stage", "copied"),
-    [("chunk_boundaries", True), ("dvc.yaml:chunk_boundaries", True), ("inputs", False), (None, False)],
+    [("check_scorers", True), ("dvc.yaml:check_scorers", True), ("inputs", False), (None, False)],
 )
 def test_a_stage_of_dvc_imports_the_copy(code: Path, tmp_path: Path, stage: str | None, copied: bool) -> None:
     """The help has the docstring of the module that runs, and a default of a package that it imports."""
     copy_code(tmp_path / ".code")
     for folder, word in ((tmp_path / ".code", "copied"), (code, "edited")):
-        module = folder / f"stages/{(stage or 'chunk_boundaries').rpartition(':')[2]}.py"
+        module = folder / f"stages/{(stage or 'check_scorers').rpartition(':')[2]}.py"
         module.write_text(module.read_text().replace('"""', f'"""{word} module. ', 1))
         schema = folder / "stages/_stage.py"
         schema.write_text(schema.read_text().replace("the parameter file", f"{word} package"))
@@ -96,7 +96,7 @@ def test_a_stage_of_dvc_imports_the_copy(code: Path, tmp_path: Path, stage: str 
         (tmp_path / package).symlink_to(code / package)
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "DVC_STAGE")}
     environment |= {} if stage is None else {"DVC_STAGE": stage}
-    module_name = f"stages.{(stage or 'chunk_boundaries').rpartition(':')[2]}"
+    module_name = f"stages.{(stage or 'check_scorers').rpartition(':')[2]}"
     done = subprocess.run(
         [sys.executable, "-m", module_name, "--help"],
         cwd=tmp_path,
