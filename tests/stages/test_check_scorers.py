@@ -1,6 +1,7 @@
 """Scorers are found and identified before any long work; what depends on a scorer runs again when it changes."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from chunk_grpo.artifacts import read_table
 from tests.conftest import SCORER, VARIANT, Workspace
+from tests.params_edits import put
 
 OWN = """
 def brightness(images, prompts, metadata):
@@ -43,26 +45,19 @@ def test_each_scorer_has_a_spec_and_training_has_those_that_it_uses(finished: Wo
     assert found["training.json"]["shapes-exact"] == {**exact, "splits": ["train"]}
 
 
-def test_a_change_of_one_scorer_changes_its_own_spec_alone(workspace: Workspace) -> None:
-    before = specs(workspace)
-    workspace.edit(lambda raw: raw["scorers"]["shapes-exact"].update(splits=["eval"]))
-    assert workspace.run("check_scorers") == 0
-    after = specs(workspace)
-    assert [name for name in before if before[name] != after[name]] == ["scorers/shapes-exact.json"]
-
-
-def test_evaluation_only_scorer_does_not_affect_training_spec(
-    workspace: Workspace,
-) -> None:
+def test_a_change_of_what_training_does_not_use_leaves_the_other_specs_as_they_are(workspace: Workspace) -> None:
+    """The splits of a scorer, and another scorer with its version."""
     (workspace.root / "own_rewards.py").write_text(OWN)
-    before = specs(workspace)["training.json"]
-    workspace.edit(lambda raw: raw["scorers"].update(own=external("own_rewards:brightness")))
-    assert workspace.run("check_scorers") == 0
-    first = specs(workspace)
-    workspace.edit(lambda raw: raw["scorers"].update(own=external("own_rewards:brightness", version=2)))
-    assert workspace.run("check_scorers") == 0
-    assert specs(workspace)["training.json"] == first["training.json"] == before
-    assert specs(workspace)["scorers/own.json"]["spec_hash"] != first["scorers/own.json"]["spec_hash"]
+    own = external("own_rewards:brightness")
+    found = [specs(workspace)]
+    edits = (("scorers.shapes-exact.splits", ["eval"]), ("scorers.own", own), ("scorers.own.version", 2))
+    for path, value in edits:
+        workspace.edit(put(path, value))
+        assert workspace.run("check_scorers") == 0
+        found.append(specs(workspace))
+    changes = [{n for n in after if after[n] != before.get(n)} for before, after in pairwise(found)]
+    assert changes == [{"scorers/shapes-exact.json"}, {"scorers/own.json"}, {"scorers/own.json"}]
+    assert found[2]["scorers/own.json"]["spec_hash"] != found[3]["scorers/own.json"]["spec_hash"]
 
 
 def test_the_scores_of_a_users_own_scorer_are_of_its_splits_and_carry_its_spec(

@@ -49,35 +49,16 @@ def given(workspace: Workspace) -> Path:
     return folder
 
 
-def test_a_saved_policy_draws_the_images_of_the_variant(workspace: Workspace, saved: Path) -> None:
-    compare(workspace, mine={"kind": "weights", "path": str(saved)})
-    assert workspace.run("generate_policy@mine") == 0
+def pictures(workspace: Workspace, policy: str, *modes: str) -> dict[tuple[str, ...], bytes]:
+    """Bytes of a policy's images in these modes, by what names them."""
     columns = ("mode", "prompt_id", "sample", "seed")
-    found, expected = (
-        {tuple(row[name] for name in columns): row["image"]["bytes"] for row in rows(workspace, policy)}
-        for policy in ("mine", f"{VARIANT}/seed-0")
-    )
-    assert found == expected
-    assert {(row["policy"], row["train_seed"]) for row in rows(workspace, "mine")} == {("mine", -1)}
+    found = [row for row in rows(workspace, policy) if row["mode"] in modes]
+    return {tuple(row[name] for name in columns): row["image"]["bytes"] for row in found}
 
 
-def test_images_made_elsewhere_are_taken_over(workspace: Workspace, given: Path) -> None:
-    compare(workspace, drawn={"kind": "images", "path": str(given)})
-    assert workspace.run("generate_policy@drawn") == 0
-    columns = ("prompt_id", "sample", "seed")
-    found, expected = (
-        {
-            tuple(row[name] for name in columns): row["image"]["bytes"]
-            for row in rows(workspace, policy)
-            if row["mode"] == "tuned"
-        }
-        for policy in ("drawn", f"{VARIANT}/seed-0")
-    )
-    assert found == expected
-    assert {row["mode"] for row in rows(workspace, "drawn")} == {"tuned"}
-
-
-def test_the_report_compares_them(workspace: Workspace, saved: Path, given: Path) -> None:
+def test_a_saved_policy_and_images_made_elsewhere_are_those_of_the_variant_in_the_report(
+    workspace: Workspace, saved: Path, given: Path
+) -> None:
     compare(
         workspace,
         mine={"kind": "weights", "path": str(saved)},
@@ -92,6 +73,10 @@ def test_the_report_compares_them(workspace: Workspace, saved: Path, given: Path
         assert workspace.run(f"generate_policy@{name}") == 0
         for scorer in SCORERS:
             assert replace(workspace, scorer=scorer).run(f"score_policy@{name}") == 0
+    assert {(row["policy"], row["train_seed"]) for row in rows(workspace, "mine")} == {("mine", -1)}
+    for name, modes in (("mine", ("tuned", "hybrid")), ("drawn", ("tuned",))):
+        assert pictures(workspace, name, *modes) == pictures(workspace, f"{VARIANT}/seed-0", *modes)
+        assert {row["mode"] for row in rows(workspace, name)} == set(modes)
     assert workspace.run("report") == 0
     report = workspace.artifacts / "report"
     metrics = json.loads((report / "metrics.json").read_text())

@@ -52,7 +52,8 @@ def use_set(raw: dict[str, Any], name: str, checkpoint: Path) -> None:
     raw["prompts"].update(
         source="file", train_file={"path": "edits/edits.csv", "picture_field": "source"}, wise_count=0
     )
-    raw["sampling"]["cfg_scale"] = raw["generate"]["cfg_scale"] = 2.0  # both velocities read the picture
+    for section in ("sampling", "generate"):  # on the pipeline's own grid; both velocities read the picture
+        raw[section].update(shift=None, cfg_scale=2.0)
     raw["scorers"] = {
         "kept": {"kind": "external", "source": "edit_rewards:kept", "version": 1, "options": {}}
         | {"splits": ["eval"], "batch_size": 8}
@@ -99,6 +100,9 @@ def test_pictures_reach_network_reward_and_report(name: str, workspace: Workspac
         apart = np.abs(by_id[prompt["prompt_id"]] / 255 - pictures[number] / 255).mean()
         (score,) = (s["value"] for s in scores if s["prompt_id"] == prompt["prompt_id"])
         assert score == pytest.approx(1 - apart)
+    profile = read_table(str(editing.artifacts / "profile" / "l1_profile.parquet"), "l1_profile")
+    own_grid = load(name, tmp_path / "checkpoint", height=32, width=32).pipeline_times(17)
+    assert profile["t"].to_pylist()[:17] == pytest.approx(own_grid[:-1].tolist())
     page = (editing.artifacts / "report" / "index.html").read_text()
     assert '<th scope="col">source</th>' in page
     assert "make it red: source" in page

@@ -1,13 +1,11 @@
 """Columns of a prompt file reach a reward: the documented scorer trains and evaluates on them, here and at a server."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from chunk_grpo.artifacts import read_table
 from chunk_grpo.image_files import decode_image
-from tests.conftest import ORDER, Workspace, any_prompt, new_workspace, prompt_file
+from tests.conftest import Workspace, any_prompt, prompt_file
 from tests.docs.blocks import BLOCKS
 from tests.scorers.servers import ServerProcess
 
@@ -25,21 +23,21 @@ SCORER = {
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Workspace:
-    """The preset smoke with a file of prompts whose column `text` the documented scorer reads, trained on it."""
-    workspace = new_workspace(tmp_path)
+def made(workspace: Workspace) -> Workspace:
+    """The preset smoke with a file of prompts whose column `text` the documented scorer reads; the plans stay."""
     rows = [f'a {name} wall {number},"{text}"' for number in range(6) for name, text in COLOURS.items()]
-    (tmp_path / "prompts.csv").write_text("\n".join(["prompt,text", *rows]))
-    (tmp_path / "my_colours.py").write_text(CODE)
+    (workspace.root / "prompts.csv").write_text("\n".join(["prompt,text", *rows]))
+    (workspace.root / "my_colours.py").write_text(CODE)
     given = {"source": "file", "train_file": prompt_file("prompts.csv"), "wise_count": 0, "eval_count": 8}
     workspace.edit(any_prompt)
     workspace.edit(lambda raw: raw["prompts"].update(given))
     workspace.edit(lambda raw: raw.update(scorers={KEY: SCORER}, rewards={KEY: 1.0}))
-    return Workspace(tmp_path, scorer=KEY)
+    return Workspace(workspace.root, scorer=KEY)
 
 
 def test_a_reward_reads_a_column_here_and_at_a_server(made: Workspace) -> None:
-    for stage in ORDER:
+    stages = ("encode_prompts@evaluation", "encode_training", "train", "generate_base", "score_base")
+    for stage in ("inputs", "prepare_prompts", "check_scorers", *stages):
         assert made.run(stage) == 0, stage
     prompts = {
         row["prompt_id"]: row["prompt"]

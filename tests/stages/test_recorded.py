@@ -26,13 +26,21 @@ def record(workspace: Workspace, path: Path) -> None:
 
 @pytest.mark.parametrize("has_links", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["links", "copies"])
 def test_a_training_that_dvc_has_not_recorded_is_not_trained_again(
-    has_links: bool, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    has_links: bool,
+    workspace: Workspace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    """Copies of its checkpoints stay as long as the results, whatever stage forgets; if forced, it is trained again."""
+
     def no_link(source: str, target: str) -> None:
         raise OSError("no hard links here")
 
     if not has_links:
         monkeypatch.setattr("os.link", no_link)
+    copies = tmp_path / "copies"
+    monkeypatch.setenv(CHECKPOINTS, str(copies))
     folders = (f"train/{VARIANT}/", f"curves/{VARIANT}/", f"timings/{VARIANT}/")
     assert workspace.run("train") == 0
     whole = workspace.files(*folders)
@@ -44,39 +52,22 @@ def test_a_training_that_dvc_has_not_recorded_is_not_trained_again(
     assert workspace.run("train") == 0
     assert "its results are taken over" in capfd.readouterr().err
     assert workspace.files(*folders) == whole  # the wall-clock metrics too
-    forget_recorded(workspace.root)
-    assert kept.exists()
     (timings,) = (workspace.artifacts / "timings" / VARIANT).iterdir()
-    record(workspace, timings)
-    forget_recorded(workspace.root)
-    assert not kept.exists()
-    assert workspace.files(*folders) == whole
-
-
-def test_copies_of_checkpoints_stay_as_long_as_the_results(
-    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copies = tmp_path / "copies"
-    monkeypatch.setenv(CHECKPOINTS, str(copies))
-    assert workspace.run("train") == 0
-    (timings,) = (workspace.artifacts / "timings" / VARIANT).iterdir()
-    record(workspace, timings)
-    forget_recorded(workspace.root)  # as other stages do, which do not know copies
-    (kept,) = (workspace.root / ".ckpt").iterdir()
-    assert [path for path in (copies / kept.name).rglob("*") if path.is_file()]
     forget_recorded(workspace.root, remove_copies)
-    assert not kept.exists()
-    assert not [path for path in copies.rglob("*") if path.is_file()]
-
-
-def test_forced_training_runs_again(workspace: Workspace) -> None:
-    """`dvc repro --force`: dvc.lock has the first one."""
-    assert workspace.run("train") == 0
-    (timings,) = (workspace.artifacts / "timings" / VARIANT).iterdir()
-    first = timings.read_bytes()
+    assert kept.exists()
     record(workspace, timings)
-    assert workspace.run("train") == 0
-    assert timings.read_bytes() != first
+    forget_recorded(workspace.root)
+    assert kept.exists() and any(path.is_file() for path in (copies / kept.name).rglob("*"))
+    assert workspace.run("train") == 0  # `dvc repro --force`: dvc.lock has the first one, which is forgotten
+    assert timings.read_bytes() != whole[timings.relative_to(workspace.artifacts).as_posix()]
+    record(workspace, timings)
+    shutil.copytree(kept, tmp_path / "kept")
+    forget_recorded(workspace.root, remove_copies)
+    assert not kept.exists() and not any(path.is_file() for path in copies.rglob("*"))
+    shutil.copytree(tmp_path / "kept", kept)
+    monkeypatch.delenv(CHECKPOINTS)
+    forget_recorded(workspace.root)
+    assert not kept.exists()
 
 
 def test_scores_that_dvc_has_not_recorded_are_not_asked_for_again(

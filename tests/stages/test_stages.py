@@ -1,4 +1,4 @@
-"""Each stage on the smoke preset, by its command line in dvc.yaml: what it writes, and the same bytes again."""
+"""Each stage on the smoke preset, by its command line in dvc.yaml: what it writes; again in test_families.py."""
 
 import csv
 import json
@@ -44,18 +44,6 @@ def test_every_stage_leaves_its_manifest(finished: Workspace) -> None:
         assert manifest.seconds > 0
 
 
-@pytest.mark.parametrize("stage", ORDER)
-def test_a_stage_writes_the_same_bytes_again(stage: str, finished: Workspace, workspace: Workspace) -> None:
-    _, options = workspace.options(stage)
-    outs = [options[options.index(f"--{name}") + 1] for name in ("out", "plot") if f"--{name}" in options]
-    before = results(workspace)
-    for path in [workspace.root / out for out in outs]:
-        assert path.exists()
-        path.unlink() if path.is_file() else path.rename(workspace.root / "older")
-    assert workspace.run(stage) == 0
-    assert results(workspace) == before == results(finished)
-
-
 def test_prompts_are_balanced_and_held_out(finished: Workspace) -> None:
     prompts = load_params(finished.root / "params.yaml").prompts
     training = rows(finished, "prompts/training.parquet", "prompts")
@@ -95,6 +83,12 @@ def test_embeddings_have_a_row_for_every_text(part: str, table: str, finished: W
     assert {len(tensor) for tensor in tensors.values()} == {len(texts)}
     assert {row["row"] for row in index} == set(range(len(texts)))
     assert len({(row["prompt"], row["row"]) for row in index}) == len(texts)
+
+
+def test_embeddings_have_the_same_bytes_again(finished: Workspace, workspace: Workspace) -> None:
+    (workspace.artifacts / "embeddings" / "evaluation").rename(workspace.root / "older")
+    assert workspace.run("encode_prompts@evaluation") == 0
+    assert results(workspace) == results(finished)
 
 
 def test_only_prompts_that_training_or_the_profile_uses_are_encoded(
@@ -287,7 +281,7 @@ def test_an_adapter_is_trained_drawn_and_scored(workspace: Workspace) -> None:
     assert all(a != b for a, b in zip(pictures["hybrid"], pictures["tuned"], strict=True))
 
 
-@pytest.mark.slow  # test_families.py has a guided family in the default tier
+@pytest.mark.slow  # test_editing.py has guided families in the default tier
 def test_a_guided_policy_is_trained_and_drawn(workspace: Workspace) -> None:
     """Guidance away from another prompt changes images, and is trained through."""
     before = workspace.files()

@@ -110,7 +110,6 @@ def test_no_trial(workspace: Workspace) -> None:
     [
         ("key", 3, "error: scorers.own: own_rewards:judge raised KeyError: "),
         ("timeout", 75, "after 3 attempts; the last failed with ReadTimeout"),
-        ("refuse", 3, "scorer own: refuses 2 of 2 images of the trial, such as that of '"),
     ],
 )
 def test_a_fault_ends_the_stage_as_it_would_end_scoring(
@@ -123,7 +122,7 @@ def test_a_fault_ends_the_stage_as_it_would_end_scoring(
     code, errors = tried(workspace)
     assert code == exit_code, errors
     assert message in errors
-    assert fault == "refuse" or "scorer own: failed in its trial, in the split eval, with the prompt '" in errors
+    assert "scorer own: failed in its trial, in the split eval, with the prompt '" in errors
     assert not output.exists()
 
 
