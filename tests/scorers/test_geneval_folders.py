@@ -23,7 +23,9 @@ def test_pictures_of_another_run_are_not_mixed_in(tmp_path):
 
 
 def test_records_are_checked(tmp_path):
-    with pytest.raises(ValueError, match="needs prompt"):
+    with pytest.raises(
+        DataError, match=r"^record of prompt 0: must be one of GenEval.s, with prompt; choose the split"
+    ):
         write_prompt_folder(tmp_path, 0, {"tag": "colors"}, [])
 
 

@@ -50,11 +50,14 @@ class OriginalResult(BaseModel, frozen=True, strict=True):
 def write_prompt_folder(root: Path, number: int, record: Mapping[str, object], pictures: Sequence[bytes]) -> None:
     """Write the record and the PNG files of one prompt, in the order of their samples, into a folder below `root`.
 
-    The record has `tag` and `prompt`, else ValueError. DataError if the prompt's folder exists already: images of
-    another run would be mixed with these.
+    DataError if the record lacks `tag` or `prompt`, or if the prompt's folder exists already: images of another run
+    would be mixed with these.
     """
     if missing := {"tag", "prompt"} - set(record):
-        raise ValueError(f"record: the original evaluator needs {', '.join(sorted(missing))}")
+        raise DataError(
+            f"record of prompt {number}: must be one of GenEval's, with {', '.join(sorted(missing))}; choose the split "
+            "of GenEval's prompts by --split"
+        )
     folder = root / f"{number:05}"
     if folder.exists():
         raise DataError(f"{folder}: exists already; write into an empty folder, or remove it")
