@@ -148,17 +148,10 @@ def load_weights(
 def check_shapes(
     where: str, wanted: Mapping[str, Shape], found: Mapping[str, Shape], may_have: Iterable[str], rule: str
 ) -> None:
-    """Check that a file's weights match a network's exactly.
+    """Check by name and shape that a file has a network's weights, and of others only those that it may have.
 
-    Args:
-        where: Key of params.yaml and file, for messages.
-        wanted: Name to shape of the network's weights.
-        found: Name to shape of the file's weights.
-        may_have: Surplus names that the file may have.
-        rule: Sentence about the required files, for messages.
-
-    Raises:
-        DataError: Weights are missing, surplus or of another shape; the message names them.
+    `where` (key of params.yaml and file) and `rule` (sentence about the required files) are for the message of the
+    DataError, which names what differs.
     """
     both = sorted(wanted.keys() & found.keys())
     _refuse(
@@ -172,15 +165,9 @@ def check_shapes(
 
 
 def require_finite(where: str, weights: Mapping[str, Tensor], rule: str) -> None:
-    """Require that no weight is NaN or infinite. Reads each value once, where it is, and waits once for the device.
+    """Require that no weight is NaN or infinite; else DataError, with `where` and `rule` as in `check_shapes`.
 
-    Args:
-        where: Key of params.yaml and file, for messages.
-        weights: Weights by name.
-        rule: Sentence about the required files, for messages.
-
-    Raises:
-        DataError: A weight is not finite.
+    Reads each value once, where it is, and waits once for the device.
     """
     # Tied weights are one tensor with two names. Unlike isfinite, aminmax makes no tensor of the same size.
     once = {
@@ -196,14 +183,10 @@ def require_finite(where: str, weights: Mapping[str, Tensor], rule: str) -> None
 
 
 def stored_weights(folder: Path, again: str) -> dict[str, Path]:
-    """File of each weight, from the headers of the files that diffusers and transformers read.
+    """File of each weight of a folder, from the headers of one safetensors file, or of several with an index.
 
-    Args:
-        folder: Folder with weights in one safetensors file, or in several with an index.
-        again: What to do about damaged files, for messages.
-
-    Raises:
-        DataError: There are no such files, or one is missing, cut off, damaged, quantised, or not as its index says.
+    DataError if there are no such files, or one is missing, cut off, damaged, quantised, or not as its index says;
+    `again` is what to do about damaged ones.
     """
     found: dict[str, Path] = {}
     for stem in _STEMS:
@@ -345,7 +328,10 @@ def _source(model_class: Any, folder: str, unread: Mapping[str, Path] | None) ->
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Context in which transformers and diffusers log no differences, which may be harmless, and draw no bars."""
+    """Context in which transformers and diffusers log no warnings and draw no bars.
+
+    Differences of weights may be harmless, and they print every prompt that a text encoder cuts off.
+    """
     libraries = ("transformers", "diffusers")
     loggers = [logging.getLogger(name) for name in libraries]
     levels = [logger.level for logger in loggers]

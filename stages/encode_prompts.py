@@ -8,11 +8,11 @@ from chunk_grpo.artifacts import read_table
 from chunk_grpo.artifacts.embeddings import distinct_prompts, write_embeddings
 from chunk_grpo.artifacts.pictures import open_pictures
 from chunk_grpo.config import Params
-from chunk_grpo.families.cut_prompts import no_warnings_of_cut_prompts
 from chunk_grpo.image_files import read_picture
 from chunk_grpo.library.checkpoint import recorded_checkpoint
 from chunk_grpo.library.encoding import encoded, negative_of
 from chunk_grpo.parallel import Workers, exhaust
+from chunk_grpo.weights import quiet
 from stages._launch.processes import run_processes
 from stages._stage import reads, writes
 
@@ -34,7 +34,7 @@ def main(params: Params, arguments: Arguments) -> None:
     negative = negative_of(family, away)
     with (
         open_pictures(arguments.pictures) as pictures,
-        no_warnings_of_cut_prompts(),  # the stage prepare_prompts has reported them
+        quiet(),  # the stage prepare_prompts has reported the prompts that are cut off
     ):
         distinct = distinct_prompts(prompts, pictures)
         edited = [partial(read_picture, pictures[name]) for name, _ in distinct] if pictures else None
