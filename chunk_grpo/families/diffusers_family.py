@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from chunk_grpo.families.compiling import compile_blocks, graphs_of_training, tr
 from chunk_grpo.families.grids import linear_shift, scheduler_times
 from chunk_grpo.families.guidance import away_and_towards, without_backward
 from chunk_grpo.families.limits import check_limits
+from chunk_grpo.families.packing import to_pixels
 from chunk_grpo.families.recomputing import recompute
 from chunk_grpo.families.sharding import StoredTensor, full_tensor, is_sharded, sharded_copy
 from chunk_grpo.families.sources import as_pixels, edits_nothing
@@ -44,9 +45,6 @@ from chunk_grpo.families.weights.lora import (
 )
 from chunk_grpo.families.weights.policy import policy_in, saved_network, start_state
 
-if TYPE_CHECKING:
-    from typing import Self
-
 
 class DiffusersFamily(ABC):
     """A family whose checkpoints are diffusers pipelines. Their samplers are not used; see `chunk_grpo.core.rollout`.
@@ -59,7 +57,11 @@ class DiffusersFamily(ABC):
     """Pipeline of diffusers that reads a checkpoint."""
     network_class: ClassVar[Any]
     """Velocity network of diffusers."""
-    components: ClassVar[Mapping[Part, tuple[str, ...]]]
+    components: ClassVar[Mapping[Part, tuple[str, ...]]] = {
+        "text": ("text_encoder", "tokenizer"),
+        "transformer": ("transformer",),
+        "vae": ("vae",),
+    }
     """Components of the pipeline by part."""
     tokenizers: ClassVar[Mapping[str, tuple[str, bool]]]
     """By text encoder: folder of its tokenizer or of the processor around that, and whether its limit of tokens is
@@ -139,9 +141,11 @@ class DiffusersFamily(ABC):
             text: Result of `text_tensors` on the same device, in the checkpoint's type.
         """
 
-    @abstractmethod
     def vae_latents(self, latents: Tensor) -> Tensor:
         """Latents as the VAE decodes them, of packed latents [B, L, D] in the checkpoint's type."""
+        config = self._pipeline.vae.config
+        scaled: Tensor = to_pixels(latents, self._rows) / config.scaling_factor + config.shift_factor
+        return scaled
 
     @classmethod
     def load(cls, options: LoadOptions, parts: Sequence[Part] = ("text", "transformer", "vae")) -> Self:

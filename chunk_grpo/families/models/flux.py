@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.diffusers_family import DiffusersFamily
-from chunk_grpo.families.packing import to_pixels
 
 
 class FluxFamily(DiffusersFamily):
@@ -20,9 +19,8 @@ class FluxFamily(DiffusersFamily):
     pipeline_class = FluxPipeline
     network_class = FluxTransformer2DModel
     components: ClassVar = {
+        **DiffusersFamily.components,
         "text": ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"),
-        "transformer": ("transformer",),
-        "vae": ("vae",),
     }
     tokenizers: ClassVar = {"CLIP": ("tokenizer", False), "T5": ("tokenizer_2", True)}
     original_layers: ClassVar = {
@@ -112,12 +110,6 @@ class FluxFamily(DiffusersFamily):
             ids[:, 0] = first
             self._ids[key] = ids.to(device)
         return self._ids[key]
-
-    def vae_latents(self, latents: Tensor) -> Tensor:
-        """Latent pixels on the VAE's scale."""
-        config = self._pipeline.vae.config
-        scaled: Tensor = to_pixels(latents, self._rows) / config.scaling_factor + config.shift_factor
-        return scaled
 
 
 FAMILY = FluxFamily

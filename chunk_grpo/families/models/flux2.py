@@ -26,11 +26,6 @@ class Flux2Family(DiffusersFamily):
 
     pipeline_class: ClassVar[Any] = Flux2Pipeline
     network_class = Flux2Transformer2DModel
-    components: ClassVar = {
-        "text": ("text_encoder", "tokenizer"),
-        "transformer": ("transformer",),
-        "vae": ("vae",),
-    }
     edits = True
     tokenizers: ClassVar = {"Mistral": ("tokenizer", True)}
     original_layers: ClassVar = {

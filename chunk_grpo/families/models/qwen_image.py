@@ -21,11 +21,6 @@ class QwenImageFamily(DiffusersFamily):
 
     pipeline_class: ClassVar[Any] = QwenImagePipeline
     network_class = QwenImageTransformer2DModel
-    components: ClassVar = {
-        "text": ("text_encoder", "tokenizer"),
-        "transformer": ("transformer",),
-        "vae": ("vae",),
-    }
     tokenizers: ClassVar = {"Qwen2.5-VL": ("tokenizer", True)}
 
     @classmethod

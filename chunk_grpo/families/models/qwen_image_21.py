@@ -130,11 +130,7 @@ class QwenImage21Family(DiffusersFamily):
 
     pipeline_class = QwenImage21Pipeline
     network_class = QwenImage21Transformer2DModel
-    components: ClassVar = {
-        "text": ("text_encoder", "processor"),
-        "transformer": ("transformer",),
-        "vae": ("vae",),
-    }
+    components: ClassVar = {**DiffusersFamily.components, "text": ("text_encoder", "processor")}
     tokenizers: ClassVar = {"Qwen3-VL": ("processor", True)}
     original_layers: ClassVar = {
         # of ComfyUI; the other layers have diffusers' names

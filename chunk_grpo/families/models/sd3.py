@@ -98,12 +98,6 @@ class SD3Family(DiffusersFamily):
         )[0]
         return to_tokens(output)
 
-    def vae_latents(self, latents: Tensor) -> Tensor:
-        """Latent pixels on the VAE's scale."""
-        config = self._pipeline.vae.config
-        scaled: Tensor = to_pixels(latents, self._rows) / config.scaling_factor + config.shift_factor
-        return scaled
-
 
 def _clip_tokens(folder: Path) -> int:
     """Tokens to which the pipeline pads CLIP's prompts: its tokenizer's limit, 77 without a folder that says it."""

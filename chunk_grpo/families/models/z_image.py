@@ -20,11 +20,6 @@ class ZImageFamily(DiffusersFamily):
 
     pipeline_class = ZImagePipeline
     network_class = ZImageTransformer2DModel
-    components: ClassVar = {
-        "text": ("text_encoder", "tokenizer"),
-        "transformer": ("transformer",),
-        "vae": ("vae",),
-    }
     tokenizers: ClassVar = {"Qwen3": ("tokenizer", True)}
     original_layers: ClassVar = {
         ("layers.{}.attention.", "layers.{}.attention."): {"qkv": "to_q to_k to_v", "out": "to_out.0"},
@@ -92,12 +87,6 @@ class ZImageFamily(DiffusersFamily):
         images = list(to_pixels(x, self._rows).unsqueeze(2).unbind())
         output: list[Tensor] = network(images, 1 - t, words, return_dict=False)[0]
         return -to_tokens(torch.stack(output).squeeze(2))
-
-    def vae_latents(self, latents: Tensor) -> Tensor:
-        """Latent pixels on the VAE's scale."""
-        config = self._pipeline.vae.config
-        scaled: Tensor = to_pixels(latents, self._rows) / config.scaling_factor + config.shift_factor
-        return scaled
 
 
 FAMILY = ZImageFamily
