@@ -107,8 +107,9 @@ class Settings:
 
     @property
     def rollout(self) -> PassSizes:
-        """Velocities of `rollout_batch` images, without gradients."""
-        return pass_sizes(replace(self.traced, images=self.rollout_batch), backward=False)
+        """Velocities of `rollout_batch` images, without gradients, so that no block is recomputed."""
+        tuning = self.traced.tuning and replace(self.traced.tuning, gradient_checkpointing=False)
+        return pass_sizes(replace(self.traced, images=self.rollout_batch, tuning=tuning), backward=False)
 
     @property
     def update(self) -> PassSizes:

@@ -93,7 +93,8 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.ops.prim.device.default:
-            return function(*args)  # asked for all the time
+            # Asked for all the time: a fake tensor's is at hand.
+            return getattr(args[0], "fake_device", None) or function(*args)
         made = function(*args, **(kwargs or {}))
         for value in tree_leaves(made):
             if isinstance(value, Tensor):
