@@ -1,9 +1,7 @@
-"""Clocks and counters of a training: evaluations of the velocity network by purpose, the reward, the backward pass."""
+"""Evaluations of the velocity network in a training, counted by purpose."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -14,8 +12,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from chunk_grpo.families.base import Conditioning
 from chunk_grpo.families.diffusers_family import DiffusersFamily
-from chunk_grpo.scorers.reward import Reward
 from chunk_grpo.training import trainer
 from chunk_grpo.training.heldout import HeldoutEvaluation
 from chunk_grpo.training.update import Update
@@ -39,50 +37,14 @@ class Count:
 
 @dataclass
 class Counters:
-    """Seconds on the main thread, and counts of the network's evaluations."""
+    """Counts of the network's evaluations."""
 
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Seconds by "velocity", "backward" and "reward" (decoding and scoring). Work on a background thread is not
-    counted; the trainer itself counts the time that the main thread waits for it."""
     counts: dict[Purpose, Count] = field(default_factory=lambda: defaultdict(Count))
     """Evaluations by purpose."""
     results: dict[Purpose, Any] = field(default_factory=dict)
     """Last result by purpose of a function that `within` patches."""
     purpose: Purpose = "other"
     """What the network is evaluated for now."""
-
-    @property
-    def forward_states(self) -> int:
-        """Number of states whose velocity was computed, with or without gradient."""
-        return int(sum(count.states for count in self.counts.values()))
-
-    @property
-    def forward_calls(self) -> int:
-        """Number of velocity calls."""
-        return int(sum(count.passes for count in self.counts.values()))
-
-    @property
-    def backward_states(self) -> int:
-        """Number of states whose velocity was computed with a graph, for a backward pass."""
-        return int(self.counts["update"].states)
-
-    def timed(self, owner: type, method: str, name: str) -> AbstractContextManager[object]:
-        """Patch a method: its seconds on the main thread are added to `name`, and what it is called for is counted."""
-        original: Callable[..., Any] = getattr(owner, method)
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            if method == "velocity":
-                self._count_velocity(len(arguments[1]))
-            elif method == "decode":
-                self.counts[self.purpose].images += len(arguments[1])
-            start = time.perf_counter()
-            try:
-                return original(*arguments, **options)
-            finally:
-                if threading.current_thread() is threading.main_thread():
-                    self.seconds[name] += time.perf_counter() - start
-
-        return patch.object(owner, method, call)
 
     def within(self, owner: Any, function: str, purpose: Purpose) -> AbstractContextManager[object]:
         """Patch a function: what is evaluated inside it has this purpose."""
@@ -98,7 +60,8 @@ class Counters:
 
         return patch.object(owner, function, call)
 
-    def _count_velocity(self, states: int) -> None:
+    def velocity(self, states: int) -> None:
+        """Count a call of the network."""
         count = self.counts["update" if torch.is_grad_enabled() else self.purpose]
         count.states += states
         count.passes += 1
@@ -108,18 +71,27 @@ class Counters:
 
 
 @contextmanager
-def counting(family: type = DiffusersFamily) -> Iterator[Counters]:
-    """Count and time the calls of every family, reward and backward pass inside the context.
+def counting(family: Any = DiffusersFamily) -> Iterator[Counters]:
+    """Count the evaluations of a class of families inside the context.
 
-    The classes' methods are patched, so trainer and reference run unchanged. Create them inside the context: a method
-    of the family bound before is not counted.
+    Its methods are patched, so trainer and reference run unchanged. Create them inside the context: a method of the
+    family bound before is not counted.
     """
-    counters = Counters()
+    counters, velocity, decode = Counters(), family.velocity, family.decode
+
+    def counted_velocity(model: Any, x: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
+        counters.velocity(len(x))
+        found: Tensor = velocity(model, x, t, conditioning)
+        return found
+
+    def counted_decode(model: Any, latents: Tensor) -> Tensor:
+        counters.counts[counters.purpose].images += len(latents)
+        found: Tensor = decode(model, latents)
+        return found
+
     with (
-        counters.timed(family, "velocity", "velocity"),
-        counters.timed(family, "decode", "reward"),
-        counters.timed(Reward, "scores", "reward"),
-        counters.timed(Tensor, "backward", "backward"),
+        patch.object(family, "velocity", counted_velocity),
+        patch.object(family, "decode", counted_decode),
         counters.within(trainer, "collect_experience", "rollout"),
         counters.within(Update, "reevaluate_old", "old"),
         counters.within(Update, "accumulate_gradient", "ratio"),
