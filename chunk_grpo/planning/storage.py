@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,20 +18,11 @@ FLOAT32 = 4
 PNG_BYTES = 1.5
 """Assumed bytes of a pixel in a PNG of a photograph; drawings take far less."""
 
-SHARD_BYTES = 256 * 2**20
-"""Largest shard of embeddings."""
-
-FILE_BYTES = 10e9
-"""Largest weight file that diffusers writes (its max_shard_size)."""
-
 PROCESS_BYTES = 4e9
 """Assumed host memory of a training process: torch with CUDA, libraries, the scorers' tokenizers."""
 
 BENCHMARK_PROMPTS = {"geneval": 553, "wise": 1000, "dpg": 1065}
 """Prompts of a benchmark whose `count` is null."""
-
-STAGE_MODULES = 12
-"""Stages whose code `inputs` records, each in a file."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +94,6 @@ class Storage:
     """Number of evaluation images."""
     image_bytes: float
     """Their files, about."""
-    objects: int
-    """Objects that a push of all outputs makes in an object store, about."""
     host: float
     """Host memory of a training machine, about: processes, the base's weights that the policy is compared with at the
     end, and a checkpoint on its way to the disk; of sharded training, the gathered policy too."""
@@ -157,7 +145,6 @@ def storage_of(settings: Settings) -> Storage:
         policies=float(runs * (1 + best) * policy),
         images=images_of(params),
         image_bytes=images_of(params) * pixels * PNG_BYTES,
-        objects=objects_of(settings),
         host=(PROCESS_BYTES + offloaded_bytes(settings) + _kept_base(settings)) * settings.processes_each
         + checkpoint / (settings.machines if settings.shards and not settings.is_hybrid else 1)
         + (policy if settings.shards else 0.0),
@@ -176,40 +163,3 @@ def download_bytes(settings: Settings) -> float:
     whole = settings.network.weights + settings.text.weights + settings.vae_weights
     base = 0 if Path(settings.model.name).is_dir() else settings.element * whole
     return base + scoring(settings.params, tuple(settings.params.scorers)).bytes
-
-
-def objects_of(settings: Settings) -> int:
-    """Objects of a push: a file each, and one for each folder (dvc.yaml).
-
-    Without the report's pages and the records of the run cache.
-    """
-    params = settings.params
-    variants, seeds = len(params.variants), len(params.train.seeds)
-    runs, policies = variants * seeds, len(params.policies)
-    best = 2 if params.train.heldout.keep_best else 1
-    files = 1 if settings.adapts else 1 + weight_files(policy_bytes(settings))
-    inputs = 5 + STAGE_MODULES + 1 + variants + 1 + policies + 1  # records, and a folder of each kind of several
-    fixed = inputs + 2 + prompt_objects(settings)  # 2: profile
-    specs = len(params.scorers) + 3
-    plans = len(params.chunks.plans) + 2 + variants + 1
-    curves = 2  # of rollouts and held-out images
-    trained = runs * (best * files + 1 + curves + 1 + 2)  # metrics, timings, folders
-    images = (1 + runs + policies) * 3
-    scores = (1 + variants + policies) * len(params.scorers)
-    stages = 7 + seeds + 2 * runs + policies + 1 + scores  # a manifest each
-    return fixed + specs + plans + trained + images + scores + stages
-
-
-def prompt_objects(settings: Settings) -> int:
-    """Objects of the prompts (tables, the folder of scheduled ones, the checks) and their embeddings.
-
-    Embeddings are shards, an index and a folder.
-    """
-    params, rows = settings.params, max(1, SHARD_BYTES // settings.network.text_bytes)
-    counts = [*encoded_for_training(params), prompts_of(params).evaluated]
-    return 3 + 1 + (len(counts) - 1) + sum(math.ceil(count / rows) + 2 for count in counts)
-
-
-def weight_files(size: float) -> int:
-    """Files of a saved policy's weights: one, or several with an index."""
-    return 1 if size <= FILE_BYTES else math.ceil(size / FILE_BYTES) + 1

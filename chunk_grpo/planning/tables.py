@@ -170,7 +170,6 @@ def _storage(plan: Plan) -> Table:
         (f"{stored.images:,} images", _gigabytes(stored.image_bytes)),
         ("disk in all, one training at a time", _gigabytes(stored.disk)),
         ("memory of a machine, training", _gigabytes(stored.host)),
-        ("objects in S3", f"{stored.objects:,}"),
         (f"stop, of {plan.machine.stop_seconds:.0f} s allowed", f"{_number(plan.stop_seconds)} s"),
     ]
     return _table("Disk, host, stop", ("", ""), rows)

@@ -40,7 +40,7 @@ def test_tables_and_numbers_of_a_preset(monkeypatch: pytest.MonkeyPatch, capsys:
     printed = capsys.readouterr().out
     for words in (
         *("11,901,408,320", "An iteration on each GPU: dance", "Memory of a GPU of 80 GB", "lacks"),
-        *("142.82 GB", "objects in S3", "money at 2.5", "What is off", "2400 of 50000"),
+        *("142.82 GB", "money at 2.5", "What is off", "2400 of 50000"),
     ):
         assert words in printed
     assert call("plan", [*options, "--json", "--strict"]) == 0

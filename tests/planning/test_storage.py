@@ -17,9 +17,7 @@ from chunk_grpo.planning.settings import Settings, settings_of
 from chunk_grpo.planning.storage import (
     checkpoint_bytes,
     images_of,
-    objects_of,
     policy_bytes,
-    prompt_objects,
     prompts_of,
     storage_of,
     unfinished_bytes,
@@ -106,27 +104,6 @@ def test_kept_checkpoints_are_those_of_all_runs() -> None:
     found = storage_of(settings(plain, 8))
     assert found.checkpoints == 3 * (found.checkpoint + found.policy)
     assert storage_of(settings(kept, 8)).checkpoints == 13 * (found.checkpoint + found.policy)
-
-
-def test_objects(finished: Workspace, smoke: Settings) -> None:
-    """Files of the finished stages besides prompts; of two variants and three scorers one each was run."""
-    parts = [path for path in finished.artifacts.iterdir() if path.name not in ("prompts", "embeddings")]
-    written = sum(1 for part in parts for path in part.rglob("*") if path.is_file())
-    variants, scorers = len(smoke.params.variants), len(smoke.params.scorers)
-    assert (variants, scorers) == (2, 3)
-    # An object each: records of code, of variants and of compared policies, specs, chunks of plans and variants,
-    # policies, curves, images.
-    folders = 3 + 1 + 2 + 2 * variants + (1 + variants)
-    of_variant = 3 + 2 + 1 + 2 + 2  # policy and metrics, curves, timings, images, manifests of train and generate
-    of_scores = 2 * ((1 + variants) * scorers - 2)  # scores and manifests of those not run
-    planned = objects_of(smoke) - prompt_objects(smoke)
-    assert planned == written + folders + of_variant + of_scores
-
-
-def test_objects_of_embeddings() -> None:
-    """63 prompts of FLUX.1-dev in a shard: 32 in 1, 2,432 in 39, 400 in 7; index and folder of each; of the prompts two
-    tables, the checks, and a folder of two tables."""
-    assert prompt_objects(settings(preset("flux-dev"), 8)) == 1 + 2 + 39 + 2 + 7 + 2 + 3 + 1 + 2
 
 
 def test_prompts_that_are_drawn() -> None:
