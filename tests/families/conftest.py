@@ -39,26 +39,33 @@ def bf16_checkpoint(checkpoints: Callable[[str], dict[str, Path]]) -> Path:
     return checkpoints("flux")["bf16"]
 
 
+@cache
+def read_flux(folder: Path, dtype: torch.dtype) -> FluxFamily:
+    return FluxFamily.load(LoadOptions(str(folder), height=32, width=32, dtype=dtype), ("transformer",))
+
+
+def as_loaded(folder: Path, dtype: torch.dtype) -> Callable[[], FluxFamily]:
+    """A function that gives a model as it is loaded: its files are read once, its network is copied."""
+    return lambda: read_flux(folder, dtype).frozen_copy()
+
+
 @pytest.fixture(params=["float32", "bfloat16"])
 def load(request: pytest.FixtureRequest, bf16_checkpoint: Path) -> Callable[[], FluxFamily]:
     """A function that loads a model anew: tiny-flux in float32, and the random one stored and used in bfloat16."""
     found = {"float32": (TINY, torch.float32), "bfloat16": (bf16_checkpoint, torch.bfloat16)}
-    folder, dtype = found[request.param]
-    options = LoadOptions(str(folder), height=32, width=32, dtype=dtype)
-    return lambda: FluxFamily.load(options, ("transformer",))
+    return as_loaded(*found[request.param])
 
 
 @pytest.fixture
 def tiny() -> Callable[[], FluxFamily]:
     """A function that loads tiny-flux anew, in float32."""
-    return lambda: FluxFamily.load(LoadOptions(str(TINY), height=32, width=32), ("transformer",))
+    return as_loaded(TINY, torch.float32)
 
 
 @pytest.fixture
 def bf16(bf16_checkpoint: Path) -> Callable[[], FluxFamily]:
     """A function that loads the random model anew, stored and used in bfloat16."""
-    options = LoadOptions(str(bf16_checkpoint), height=32, width=32, dtype=torch.bfloat16)
-    return lambda: FluxFamily.load(options, ("transformer",))
+    return as_loaded(bf16_checkpoint, torch.bfloat16)
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ the checkpoint and whose `CASE` says how the pipeline is called.
 """
 
 import importlib
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,11 @@ from PIL import Image
 from torch import Tensor
 
 from chunk_grpo.core.rollout import rollout_ode
-from chunk_grpo.families.base import Conditioning, LoadOptions, Picture, velocity_function
+from chunk_grpo.families.base import Conditioning, LoadOptions, Part, Picture, velocity_function
 from chunk_grpo.families.diffusers_family import DiffusersFamily
 from chunk_grpo.families.registry import family_class
 
+PARTS: tuple[Part, ...] = ("text", "transformer", "vae")
 PROMPTS = ["a red circle", "two squares", "a cross above a circle", "a blue square and a red cross"]
 STEPS = 4
 
@@ -36,12 +39,37 @@ def save_checkpoints(name: str, folder: Path) -> dict[str, Path]:
     return {kind: folder / kind for kind in ("sharded", "bf16")}
 
 
-def load(name: str, checkpoint: Path, **options: Any) -> DiffusersFamily:
-    """A family by its case's settings."""
+def options_of(name: str, checkpoint: Path, **options: Any) -> LoadOptions:
+    """Options by a family's case, or others."""
     case = module_of(name).CASE
     height, width = case.sizes[0]
     settings = {"height": height, "width": width, "max_sequence_length": case.tokens} | options
-    return family_class(name).load(LoadOptions(str(checkpoint), guidance_scale=case.embedded, **settings))
+    return LoadOptions(str(checkpoint), guidance_scale=case.embedded, **settings)
+
+
+def load(name: str, checkpoint: Path, parts: Sequence[Part] = PARTS, **options: Any) -> DiffusersFamily:
+    """A family by its case's settings."""
+    return family_class(name).load(options_of(name, checkpoint, **options), parts)
+
+
+def as_loaded(name: str, checkpoint: Path, **options: Any) -> DiffusersFamily:
+    """As `load`, from files that no test changes: they are read once, and the network is copied."""
+    wanted = options_of(name, checkpoint, **options)
+    pipeline = _read(name, checkpoint, wanted.dtype).frozen_copy()._pipeline
+    return family_class(name)(pipeline, wanted)
+
+
+@cache
+def _read(name: str, checkpoint: Path, dtype: torch.dtype) -> DiffusersFamily:
+    return load(name, checkpoint, dtype=dtype)
+
+
+@cache
+def _theirs(checkpoint: Path) -> Any:
+    """The pipeline of diffusers."""
+    pipeline = DiffusionPipeline.from_pretrained(checkpoint, dtype=torch.float32)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
 
 
 def encoded(
@@ -82,15 +110,13 @@ def differences(
     """
     case, (height, width) = module_of(name).CASE, size
     source = size if source is None and family_class(name).only_edits else source
-    family = load(name, checkpoint, height=height, width=width, cfg_scale=scale, cfg_passes=passes)
+    family = as_loaded(name, checkpoint, height=height, width=width, cfg_scale=scale, cfg_passes=passes)
     noise = torch.randn(batch, *family.latent_shape, generator=torch.Generator().manual_seed(8))
     edited = None if source is None else pictures(batch, *source)
     with torch.no_grad():
         velocity = velocity_function(family, encoded(family, PROMPTS[:batch], edited, case.away))
         latents = rollout_ode(lambda step: velocity, noise, family.pipeline_times(STEPS))[:, -1]
-    pipeline = DiffusionPipeline.from_pretrained(checkpoint, dtype=torch.float32)
-    pipeline.set_progress_bar_config(disable=True)
-
+    pipeline = _theirs(checkpoint)
     # Some pipelines take the pictures of one prompt only.
     alone = case.alone or edited is not None
     calls = [[row] for row in range(batch)] if alone else [[*range(batch)]]

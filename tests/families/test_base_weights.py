@@ -19,6 +19,8 @@ from tests.families.parity import load, module_of
 
 State = dict[str, Tensor]
 PARTS = ("text_encoder", "text_encoder_2", "transformer", "vae")
+LIBRARIES = ("text_encoder", "transformer")
+"""A part of transformers, and one of diffusers."""
 NAMES = ("model", "diffusion_pytorch_model")
 
 
@@ -92,23 +94,21 @@ STRANGE = [
 ]
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("part", LIBRARIES)
 @pytest.mark.parametrize(("edit", "message"), STRANGE)
-def test_error_describes_invalid_weight_file(edit, message, device, changed, copy):
-    for part in PARTS:
-        shutil.rmtree(copy)
-        shutil.copytree(TINY, copy)
-        path = changed(part, edit)
+def test_error_describes_invalid_weight_file(edit, message, part, changed, copy):
+    """By names and shapes alone, so that a check without values finds it too."""
+    path = changed(part, edit)
+    for device in ("cpu", "meta"):
         said = refused(copy, device)
         assert said.startswith(f"{path}: weights ")
         assert re.search(message, said)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(("part", "value"), [*((part, "nan") for part in PARTS), ("vae", "inf"), ("vae", "-inf")])
 def test_every_value_is_finite(part, value, changed, copy):
     def last(state: State) -> State:
-        state[matrix(state)].view(-1)[-1] = value
+        state[matrix(state)].view(-1)[-1] = float(value)
         return state
 
     path = changed(part, last)
@@ -125,9 +125,8 @@ def test_every_network_of_every_family_has_all_its_weights(name, tmp_path):
         state = load_file(path)
         lost = sorted(state)[len(state) // 2]
         save_file({key: value for key, value in state.items() if key != lost}, path)
-        for device in ("cpu", "meta"):
-            with pytest.raises(DataError, match=r"do not fit the model: .* is missing"):
-                load(name, folder, device=device)
+        with pytest.raises(DataError, match=r"do not fit the model: .* is missing"):
+            load(name, folder, device="meta")
     assert {
         weight.device.type for weight in load(name, tmp_path / "right", device="meta").transformer.parameters()
     } == {"meta"}
@@ -178,7 +177,7 @@ class Code:
         return Path.touch, (Path("code-ran"),)  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", LIBRARIES)
 @pytest.mark.parametrize("decoy", [False, True])
 def test_pickles_are_not_read(part, decoy, copy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -211,7 +210,7 @@ def in_shards(part: Path, lie: Callable[[list[State], dict[str, str]], object]) 
     return index
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", LIBRARIES)
 @pytest.mark.parametrize(
     "lie",
     [
@@ -240,7 +239,7 @@ def test_weights_in_one_file_and_in_several_are_ambiguous(copy):
     assert "must hold one set of weights, got " in refused(copy)
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", LIBRARIES)
 @pytest.mark.parametrize(
     ("key", "value"),
     [("quantization_config", {"quant_method": "bitsandbytes"}), ("transformers_weights", "x.safetensors")],

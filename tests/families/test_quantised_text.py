@@ -20,7 +20,7 @@ from chunk_grpo.families.registry import load_family
 from chunk_grpo.families.tracing import text_bytes
 from chunk_grpo.planning.models import read_checkpoint
 from chunk_grpo.shapes.prompts import all_prompts
-from tests.families.parity import PROMPTS, encoded, load
+from tests.families.parity import PROMPTS, as_loaded, encoded, load
 from tests.families.small_parts import TINY
 
 PRECISIONS: tuple[BasePrecision, ...] = get_args(BasePrecision)
@@ -46,7 +46,7 @@ def apart(found: Tensor, whole: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", family_names())
 def test_layers_bytes_and_embeddings_of_every_family(name: str, checkpoints: Any) -> None:
     folder = checkpoints(name)["bf16"]
-    whole = load(name, folder, dtype=torch.bfloat16)
+    whole = as_loaded(name, folder, dtype=torch.bfloat16)
     expected, before = encoded(whole, PROMPTS), 0.0
     for precision in PRECISIONS:
         family = load(name, folder, dtype=torch.bfloat16, text_precision=precision)

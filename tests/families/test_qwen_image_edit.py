@@ -14,7 +14,7 @@ from chunk_grpo.families.models.qwen_image_edit import _SHOWN, PictureProcessor
 from chunk_grpo.families.registry import family_class
 from tests.families.checkpoint_qwen_image_edit import random_pipeline
 from tests.families.conftest import edit_json
-from tests.families.parity import PROMPTS, differences, load, pictures
+from tests.families.parity import PROMPTS, as_loaded, differences, load, pictures
 
 NAME = "qwen_image_edit"
 
@@ -41,7 +41,7 @@ def test_the_files_of_its_processor_are_read_without_torchvision(folder, copy):
     videos = images | {"video_processor_type": "Qwen2VLVideoProcessor"}
     (copy / "processor" / "video_preprocessor_config.json").write_text(json.dumps(videos))
     edit_json(copy / "model_index.json", {"processor": ["transformers", "Qwen2VLProcessor"]})
-    read, usual = load(NAME, copy), load(NAME, folder)
+    read, usual = load(NAME, copy), as_loaded(NAME, folder)
     assert isinstance(read._pipeline.processor, PictureProcessor)
     edited = pictures(1, 32, 64)
     found, expected = (each.encode(PROMPTS[:1], edited).tensors for each in (read, usual))
@@ -58,28 +58,27 @@ def test_training_needs_no_processor(copy):
 
 def test_the_text_encoder_sees_the_picture(folder):
     """Another picture moves the prompt's tensors, and in them those of its words."""
-    family = load(NAME, folder)
+    family = as_loaded(NAME, folder)
     first, second = (family.encode(PROMPTS[:1], [each])["prompt_embeds"] for each in pictures(2, 32, 64))
     words = family.encode(PROMPTS[:1], pictures(1, 32, 64))["mask"].sum()
     assert (first - second)[0, words - 12 : words].abs().amax(dim=1).min() > 1e-6
 
 
-@pytest.mark.parametrize("height", [*range(32, 1024, 24), 1024])
-def test_the_place_for_the_picture_is_large_enough(height, folder):
+def test_the_place_for_the_picture_is_large_enough(folder):
     """Of every ratio. 1024 x 1024 pixels, shown as 384 x 384, are 14 x 14 tokens."""
-    family = load(NAME, folder)
-    shown = family._shown(np.zeros((height, 1024, 3), dtype=np.uint8))
-    (grid,) = family._pipeline.processor.image_processor([shown], return_tensors="pt")["image_grid_thw"]
-    tokens = int(grid.prod()) // 4 + len("Picture 1: ") + 2
-    assert tokens <= _SHOWN
-    if height == 1024:
-        assert tokens == 14 * 14 + 13
+    family = as_loaded(NAME, folder)
+    for height in (*range(32, 1024, 24), 1024):
+        shown = family._shown(np.zeros((height, 1024, 3), dtype=np.uint8))
+        (grid,) = family._pipeline.processor.image_processor([shown], return_tensors="pt")["image_grid_thw"]
+        tokens = int(grid.prod()) // 4 + len("Picture 1: ") + 2
+        assert tokens <= _SHOWN, height
+    assert tokens == 14 * 14 + 13
 
 
 def test_a_text_that_is_too_long_is_cut_off(folder):
     edited = pictures(1, 32, 64)
-    whole = load(NAME, folder).encode(PROMPTS[:1], edited)
-    cut = load(NAME, folder, max_sequence_length=20).encode(PROMPTS[:1], edited)
+    whole = as_loaded(NAME, folder).encode(PROMPTS[:1], edited)
+    cut = as_loaded(NAME, folder, max_sequence_length=20).encode(PROMPTS[:1], edited)
     assert cut["mask"].shape == (1, 20 + _SHOWN) and cut["mask"].all()
     assert torch.equal(cut["prompt_embeds"], whole["prompt_embeds"][:, : 20 + _SHOWN])
 
