@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,19 @@ SHOWN = 50
 
 GROUP = ("mode", "train_seed", "prompt_id")
 """Columns of images/1 that identify a group."""
+
+
+class ImageRows(Protocol):
+    """Images to score, in an order that is equal in every run."""
+
+    groups: Counter[tuple[Any, ...]]
+    """Number of images of each group."""
+
+    def __len__(self) -> int: ...
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Rows of images/1."""
+        ...
 
 
 class ImageTables:
@@ -115,7 +128,7 @@ def edited_by(prompt_ids: Sequence[str], pictures: Mapping[str, Path], shape: tu
     return all_fitted([readers[path] for path in paths], *shape)
 
 
-def batches_of(scorer: Scorer, images: ImageTables) -> Iterator[list[dict[str, Any]]]:
+def batches_of(scorer: Scorer, images: ImageRows) -> Iterator[list[dict[str, Any]]]:
     """Yield the scorer's batches of rows; equal in every run, so that a stopped run can resume."""
     size = scorer.settings.images_at_once
     if scorer.groupwise:
@@ -129,7 +142,7 @@ def batches_of(scorer: Scorer, images: ImageTables) -> Iterator[list[dict[str, A
 def score_rows(
     key: str,
     scorer: Scorer,
-    images: ImageTables,
+    images: ImageRows,
     prompts: Mapping[str, Mapping[str, str]],
     kept: Kept,
     workers: Workers,
