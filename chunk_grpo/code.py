@@ -26,10 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _PUBLIC = "chunk_grpo"
 """Its `__init__` names functions of the library, and imports them when they are asked for. Stages ask for none."""
 
-BY_NAME = {
-    "chunk_grpo.families.registry": "chunk_grpo/families/models",
-    "stages.check_scorers": "chunk_grpo/scorers",
-}
+BY_NAME = {"chunk_grpo.families.registry": "chunk_grpo/families/models", "stages.check_scorers": "chunk_grpo/scorers"}
 """Packages whose modules a module imports by name.
 
 Other stages than check_scorers depend on a scorer's version in its spec, so that a change of one scorer repeats only

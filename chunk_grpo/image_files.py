@@ -159,10 +159,7 @@ def _pixels(image: Image.Image) -> NDArray[np.uint8]:
 def fitted(picture: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
     """Resize a picture [H, W, 3] as diffusers' VaeImageProcessor does; of another ratio, both ends are cut first."""
     image = Image.fromarray(picture)
-    wide, high = (
-        min(image.width, image.height * width / height),
-        min(image.height, image.width * height / width),
-    )
+    wide, high = (min(image.width, image.height * width / height), min(image.height, image.width * height / width))
     left, top = (image.width - wide) / 2, (image.height - high) / 2
     box = (left, top, left + wide, top + high)
     return np.asarray(image.resize((width, height), Image.Resampling.LANCZOS, box))

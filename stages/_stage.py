@@ -45,9 +45,7 @@ Arguments = TypeVar("Arguments", bound=_Dataclass)
 
 
 def run_stage(
-    main: Callable[[Params, Arguments], Notes | None],
-    arguments: type[Arguments],
-    argv: Sequence[str] | None = None,
+    main: Callable[[Params, Arguments], Notes | None], arguments: type[Arguments], argv: Sequence[str] | None = None
 ) -> int:
     """Run one stage as a process: `main`, with the parameters and the arguments of the command line.
 

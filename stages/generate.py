@@ -48,10 +48,7 @@ class Arguments:
 @contextmanager
 def trained_policy(base: Family, trained: str) -> Iterator[Family]:
     """The policy of a variant. Inside the block it takes the place of the base model's network."""
-    with (
-        input_dir(join(trained, "transformer")) as folder,
-        base.replaced_by(Path(folder)) as tuned,
-    ):
+    with input_dir(join(trained, "transformer")) as folder, base.replaced_by(Path(folder)) as tuned:
         yield tuned
         del tuned  # freed before the base model's network returns to the device
 

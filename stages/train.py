@@ -10,15 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from chunk_grpo import environment
-from chunk_grpo.artifacts import (
-    check_writable,
-    join,
-    output_dir,
-    read_json,
-    table_from_rows,
-    write_csv,
-    write_table,
-)
+from chunk_grpo.artifacts import check_writable, join, output_dir, read_json, table_from_rows, write_csv, write_table
 from chunk_grpo.artifacts.kept import KEPT, Kept, forget_recorded
 from chunk_grpo.artifacts.manifest import ITERATIONS, Notes
 from chunk_grpo.artifacts.pictures import INDEX
@@ -204,10 +196,7 @@ def write_metrics(metrics: Iterable[MetricRow], arguments: Arguments, draft: Pat
     with output_dir(arguments.curves) as folder:
         for metric, name in CURVES.items():
             points = [row for row in rows if row["metric"] == metric]
-            columns = {
-                "iteration": [row["iteration"] for row in points],
-                "reward": [row["value"] for row in points],
-            }
+            columns = {"iteration": [row["iteration"] for row in points], "reward": [row["value"] for row in points]}
             write_csv(pa.table(columns), str(folder / f"{name}.csv"))
 
 

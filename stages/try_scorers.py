@@ -51,10 +51,7 @@ def by_split(*tables: str) -> dict[str, list[Row]]:
 
 
 def samples_of(
-    params: Params,
-    splits: Sequence[str],
-    prompts: Mapping[str, Sequence[Row]],
-    pictures: Mapping[str, Path],
+    params: Params, splits: Sequence[str], prompts: Mapping[str, Sequence[Row]], pictures: Mapping[str, Path]
 ) -> list[Sample]:
     """Prompts of each split, with the size of its images in the run and the pictures that they edit."""
     found = []

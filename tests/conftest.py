@@ -175,10 +175,7 @@ class Workspace:
 
 def prompt_file(path: str) -> dict[str, Any]:
     """The section of a file of prompts."""
-    return {
-        "path": path,
-        **dict.fromkeys(("hub_file", "revision", "prompt_field", "category_field", "limit")),
-    }
+    return {"path": path, **dict.fromkeys(("hub_file", "revision", "prompt_field", "category_field", "limit"))}
 
 
 def any_prompt(raw: dict[str, Any]) -> None:

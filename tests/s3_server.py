@@ -38,10 +38,7 @@ def server_on(port: int, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
     command = [sys.executable, "-m", "nanio", "serve", "--data-dir", str(folder), "--host", "127.0.0.1"]
     environment = os.environ | {"NANIO_ACCESS_KEY": "key", "NANIO_SECRET_KEY": "secret"}
     log = (folder.parent / f"{folder.name}.log").open("ab")
-    with (
-        log,
-        subprocess.Popen([*command, "--port", str(port)], env=environment, stdout=log, stderr=log) as server,
-    ):
+    with log, subprocess.Popen([*command, "--port", str(port)], env=environment, stdout=log, stderr=log) as server:
         try:
             wait_for(lambda: listens(port) or server.poll() is not None, START_LIMIT, "nanio")
             assert server.poll() is None, f"nanio did not start (exit code {server.returncode})"

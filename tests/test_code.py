@@ -81,8 +81,7 @@ def test_edit_of_checkout_is_reported_and_copy_continues(code, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("stage", "copied"),
-    [("check_scorers", True), ("dvc.yaml:check_scorers", True), ("inputs", False), (None, False)],
+    ("stage", "copied"), [("check_scorers", True), ("dvc.yaml:check_scorers", True), ("inputs", False), (None, False)]
 )
 def test_a_stage_of_dvc_imports_the_copy(code: Path, tmp_path: Path, stage: str | None, copied: bool) -> None:
     """The help has the docstring of the module that runs, and a default of a package that it imports."""
@@ -98,11 +97,7 @@ def test_a_stage_of_dvc_imports_the_copy(code: Path, tmp_path: Path, stage: str 
     environment |= {} if stage is None else {"DVC_STAGE": stage}
     module_name = f"stages.{(stage or 'check_scorers').rpartition(':')[2]}"
     done = subprocess.run(
-        [sys.executable, "-m", module_name, "--help"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-m", module_name, "--help"], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     word, other = ("copied", "edited") if copied else ("edited", "copied")
     assert f"{word} module. " in done.stdout and f"{word} package" in done.stdout, done.stderr

@@ -37,24 +37,13 @@ EDITED = A_FILE | {"picture_field": "source"}
 OF_FILE: dict[str, object] = {"prompts.source": "file", "prompts.wise_count": 0, **only("shapes-vivid")}
 OF_COCO: dict[str, object] = {"prompts.source": "coco", "prompts.wise_count": 0, **only("shapes-graded")}
 COCO = {"kind": "coco", "count": 6, "seed": 0}
-OF_EDITS: dict[str, object] = {
-    "prompts.source": "shapes-edits",
-    "prompts.wise_count": 0,
-    **only("shapes-edit"),
-}
+OF_EDITS: dict[str, object] = {"prompts.source": "shapes-edits", "prompts.wise_count": 0, **only("shapes-edit")}
 LEGACY: dict[str, object] = {"kind": "wise", "version": "legacy", "paths": ["a.json"], "rewritten": []}
 LEGACY |= {"missing_ids": "refuse", "count": None}
 WISE: dict[str, object] = {"kind": "wise", "splits": ["more"], "batch_size": 8, "protocol": "legacy"}
 WISE |= {"judge": "a-model", "instructions": None, "request": {}, "base_url": "http://127.0.0.1:8000/v1"}
 WISE |= {"api_key_variable": None, "concurrency": 4, "attempts": 3, "timeout_seconds": 60.0, "answers": ".a"}
-EXTERNAL = {
-    "kind": "external",
-    "source": "a:b",
-    "version": 1,
-    "options": {},
-    "splits": ["eval"],
-    "batch_size": 8,
-}
+EXTERNAL = {"kind": "external", "source": "a:b", "version": 1, "options": {}, "splits": ["eval"], "batch_size": 8}
 STARS = {"kind": "number", "pattern": "([1-5])", "lowest": 1.0, "highest": 5.0, "scale": "judge"}
 ASKED = {name: value for name, value in WISE.items() if name not in ("protocol", "instructions")}
 ASKED |= {"kind": "vlm-judge", "splits": ["eval"], "system": None, "template": "A {prompt}?"}
@@ -104,11 +93,7 @@ def test_a_kind_of_scorer_declares_its_class_its_network_and_its_scale() -> None
         ("rewards", {}, ": must not be empty"),
         ("trackers", ["comet"], "[0]: must be one of 'tensorboard', 'wandb' or 'mlflow', got 'comet'"),
         ("train.offload", ["vae", "vae"], ": each value once, got 'vae' 2 times"),
-        (
-            "train.guidance_gradient",
-            "conditional",
-            ": needs sampling.cfg_scale above 1, without which there is one",
-        ),
+        ("train.guidance_gradient", "conditional", ": needs sampling.cfg_scale above 1, without which there is one"),
         ("train.ema_warmup", True, ": needs train.ema_decay, whose start it changes, got true"),
         ("train.heldout.scorers", [3], "[0]: must be text, got 3"),
         ("rewards.shapes-vivid", -0.5, ": must be > 0, got -0.5"),
@@ -318,20 +303,11 @@ def fails(path: Path) -> str:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            b"variants:\n  a: {plan: listed}\n  a: {plan: step}\n",
-            ", line 3: the key 'a' appears twice in one mapping",
-        ),
+        (b"variants:\n  a: {plan: listed}\n  a: {plan: step}\n", ", line 3: the key 'a' appears twice in one mapping"),
         ("report: {}\ntitle: Gr\xfc\xdfe\n".encode("latin-1"), ", line 2: must be UTF-8, got the byte 0xfc."),
         (b"composed_from: tiny\ntrain: [1, 2\n", ", line 3: not YAML: expected ',' or ']'"),
-        (
-            b"a: 1\n\tb: 2\n",
-            ". Mend this line or the one above it; conf/preset/tiny.yaml describes every key.",
-        ),
-        (
-            b"<<<<<<< HEAD\na: 1\n=======\na: 2\n>>>>>>> other\n",
-            "The file has conflict markers of git (<<<<<<<)",
-        ),
+        (b"a: 1\n\tb: 2\n", ". Mend this line or the one above it; conf/preset/tiny.yaml describes every key."),
+        (b"<<<<<<< HEAD\na: 1\n=======\na: 2\n>>>>>>> other\n", "The file has conflict markers of git (<<<<<<<)"),
         (b"a: \x00\n", "not YAML"),
         (b"", ": must be a mapping of sections, got null."),
         (b"[1, 2]\n", ": must be a mapping of sections, got [1, 2]"),

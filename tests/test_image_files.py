@@ -104,10 +104,7 @@ def clear(image: Image.Image) -> Image.Image:
 
 REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     "transparent": (lambda: saved(clear(Image.fromarray(RAMP))), "must be opaque"),
-    "transparent palette": (
-        lambda: saved(Image.fromarray(RAMP).convert("P"), transparency=0),
-        "must be opaque",
-    ),
+    "transparent palette": (lambda: saved(Image.fromarray(RAMP).convert("P"), transparency=0), "must be opaque"),
     "transparent colour": (lambda: saved(Image.fromarray(RAMP), transparency=(0, 10, 20)), "must be opaque"),
     "float": (lambda: saved(Image.fromarray(np.full((2, 2), 0.5, np.float32)), "TIFF"), "mode F"),
     "32 bits": (lambda: saved(Image.fromarray(np.full((2, 2), 70000, np.int32)), "TIFF"), "mode I"),

@@ -29,10 +29,7 @@ def changed(raw: dict[str, Any], *overrides: str, variants: list[str] | None = N
 def test_overrides_change_their_keys_alone(raw: dict[str, Any]) -> None:
     before = str(raw)
     result = changed(raw, "train.iterations=2", "train.heldout.every=1", "trackers=[]", "variants.chunk-ws.plan=step")
-    assert result["train"] == raw["train"] | {
-        "iterations": 2,
-        "heldout": raw["train"]["heldout"] | {"every": 1},
-    }
+    assert result["train"] == raw["train"] | {"iterations": 2, "heldout": raw["train"]["heldout"] | {"every": 1}}
     assert result["trackers"] == []
     assert result["variants"]["chunk-ws"]["plan"] == "step"
     assert [key for key in raw if result[key] != raw[key]] == ["variants", "train", "trackers"]

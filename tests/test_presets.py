@@ -44,12 +44,7 @@ def test_a_preset_is_valid_here_and_in_editors_and_knows_its_name(preset: str, t
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [
-        ("train.group_size", 1),
-        ("train.groupsize", 16),
-        ("model.dtype", "float16"),
-        ("scorers.one", {"kind": "clip"}),
-    ],
+    [("train.group_size", 1), ("train.groupsize", 16), ("model.dtype", "float16"), ("scorers.one", {"kind": "clip"})],
 )
 def test_editors_mark_an_error(path: str, value: object, tmp_path: Path) -> None:
     params = YAML(typ="safe").load(compose("tiny", tmp_path))

@@ -165,10 +165,7 @@ json.dump(
 """
 EXPECTED: dict[str, Any] = {
     "a method": "chunk objective, plan equal-2, Dance-SDE steps",
-    "a noise of steps": [
-        "chunk objective, plan equal-2, steps with half of the noise, no standard deviation",
-        True,
-    ],
+    "a noise of steps": ["chunk objective, plan equal-2, steps with half of the noise, no standard deviation", True],
     "a scale of advantages": [[-1.0, 1.0]],
     "a trust region": 3.0,
     "a scorer": [1.0, 1.0],

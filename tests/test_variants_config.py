@@ -42,13 +42,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     "drawn window": {**STEP, "window": DRAWN},
     "controlled": {**CHUNK, "controlled": True},
     "gains": {**CHUNK, "credit": "chunk-gains"},
-    "forward": {
-        **STEP,
-        "likelihood": "nft",
-        "nft_beta": 0.1,
-        "forward_noise": "group",
-        "forward_times": "stratified",
-    },
+    "forward": {**STEP, "likelihood": "nft", "nft_beta": 0.1, "forward_noise": "group", "forward_times": "stratified"},
     "slow": {**STEP, "likelihood": "nft", "sampling_average": {"rate": 0.0075, "limit": 0.999, "flat": 75}},
     "solved": {**ODE, "solver": "dpm2"},
     "branches": {**BRANCHED, "step_weights": "noise", "ratio_norm": "guard", "trust_region": "divergence"},
@@ -56,13 +50,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
 """Variants that are accepted and between them use every setting."""
 
 
-CONTROLLER: dict[str, Any] = {
-    "tolerance": 0.02,
-    "kl_coef": 0.01,
-    "kl_factor": 2.0,
-    "clip_factor": 0.5,
-    "falls": 3,
-}
+CONTROLLER: dict[str, Any] = {"tolerance": 0.02, "kl_coef": 0.01, "kl_factor": 2.0, "clip_factor": 0.5, "falls": 3}
 WATCHED = (put("train.heldout.controller", CONTROLLER), put("train.heldout.scorers", ["shapes-exact"]))
 
 

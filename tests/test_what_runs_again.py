@@ -100,9 +100,7 @@ ROWS: dict[str, list[Change]] = {
         # Groups of two have the same advantages, policies and images.
         Change((*OF_OWN, "train@*", "generate@*"), put("scorers.own.options.power", 2))
     ],
-    "`refusals` of a scorer": [
-        Change(OF_OWN, put("scorers.own.refusals", 0.5)),
-    ],
+    "`refusals` of a scorer": [Change(OF_OWN, put("scorers.own.refusals", 0.5))],
     "settings of a scorer that affect no score, such as `batch_size`; `executors.*`": [
         Change(CHECKED, put("scorers.vivid.batch_size", 4)),
         Change(CHECKED, put("executors", {"vivid": {"kind": "in-process", "device": "cpu"}})),
@@ -127,10 +125,7 @@ ROWS: dict[str, list[Change]] = {
     ],
     "other `prompts.*`": [
         # The prompts differ in numbers, which the toy does not know: the profile is the same.
-        Change(
-            ("prepare_prompts", "try_scorers", *ENCODED, "profile_l1", "train@*", *DRAWN),
-            put("prompts.seed", 7),
-        )
+        Change(("prepare_prompts", "try_scorers", *ENCODED, "profile_l1", "train@*", *DRAWN), put("prompts.seed", 7))
     ],
     "`trial.images`": [Change(("try_scorers", "report"), put("trial.images", 1))],
     "`report.*`": [Change(("report",), put("report.title", "Another"))],
@@ -163,14 +158,11 @@ ROWS: dict[str, list[Change]] = {
         Change((*OF_OWN, "train@*"), file="own_weights.txt"),
     ],
     "a file of `chunk_grpo/core`": [
-        Change(
-            ("profile_l1", "train@*", *IMAGES, "report"),
-            file="chunk_grpo/core/flow.py",
-        )
+        Change(("profile_l1", "train@*", *IMAGES, "report"), file="chunk_grpo/core/flow.py")
     ],
     "code of one scorer": [Change(("check_scorers", "report"), file="chunk_grpo/scorers/shapes.py")],
     "code that all scorers share (`base.py`, `reward.py`, …)": [
-        Change((*CHECKED, "train@*", *SCORES), file="chunk_grpo/scorers/base.py"),
+        Change((*CHECKED, "train@*", *SCORES), file="chunk_grpo/scorers/base.py")
     ],
     "README, docs, tests, flows, infra": [
         Change((), file="README.md"),

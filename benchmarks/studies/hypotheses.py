@@ -52,10 +52,7 @@ LEVELS = (
     _tuned("L6 rates, dance", "dance-fast", "dance"),
     _tuned("L6 rates, chunk", "chunk-fast", "chunk"),
 )
-LATE = (
-    _tuned("L8 late reward, mirror", "mirror", "equal-4"),
-    _tuned("L8 late reward, chunk", "equal-4", "chunk"),
-)
+LATE = (_tuned("L8 late reward, mirror", "mirror", "equal-4"), _tuned("L8 late reward, chunk", "equal-4", "chunk"))
 PARTS = (
     _tuned("S1 sizes, 2", "chunk", "equal-2"),
     _tuned("S2 sizes, 8", "chunk", "equal-8"),

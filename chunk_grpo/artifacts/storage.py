@@ -24,12 +24,7 @@ from chunk_grpo.errors import ChunkGrpoError, DataError, TransientError, install
 
 Location: TypeAlias = str | Path
 
-_NO_CREDENTIALS = {
-    "NoCredentialsError",
-    "PartialCredentialsError",
-    "ProfileNotFound",
-    "CredentialRetrievalError",
-}
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError"}
 _NO_ANSWER = {
     "EndpointConnectionError",
     "ConnectTimeoutError",

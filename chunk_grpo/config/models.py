@@ -186,8 +186,7 @@ class AdaptivePlan(Section):
 
 
 PlanParams = Annotated[
-    StepPlan | SinglePlan | ListedPlan | EqualPlan | GuidedPlan | AdaptivePlan,
-    Field(discriminator="kind"),
+    StepPlan | SinglePlan | ListedPlan | EqualPlan | GuidedPlan | AdaptivePlan, Field(discriminator="kind")
 ]
 
 

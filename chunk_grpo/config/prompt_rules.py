@@ -45,8 +45,7 @@ def benchmark_names_are_free(prompts: PromptsParams) -> Iterator[Problem]:
     for name in prompts.benchmarks:
         if name in taken:
             yield Problem(
-                ("prompts", "benchmarks", name),
-                f"must differ from the names of the other splits: {', '.join(taken)}",
+                ("prompts", "benchmarks", name), f"must differ from the names of the other splits: {', '.join(taken)}"
             )
 
 
@@ -74,8 +73,7 @@ def all_prompts_edit_or_none(prompts: PromptsParams) -> Iterator[Problem]:
     ]
     for path in others if edits else ():
         yield Problem(
-            path,
-            f"must have pictures to edit, as {'.'.join(edits[0])} has; set picture_field, or null for all",
+            path, f"must have pictures to edit, as {'.'.join(edits[0])} has; set picture_field, or null for all"
         )
 
 

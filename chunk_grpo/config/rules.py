@@ -56,8 +56,7 @@ def plans_fit_steps(chunks: ChunksParams, sampling: SamplingParams) -> Iterator[
         path = ("chunks", "plans", name)
         if isinstance(plan, ListedPlan) and sum(plan.sizes) != steps:
             yield Problem(
-                (*path, "sizes"),
-                f"must sum to {noisy}, got {list(plan.sizes)}, which sums to {sum(plan.sizes)}",
+                (*path, "sizes"), f"must sum to {noisy}, got {list(plan.sizes)}, which sums to {sum(plan.sizes)}"
             )
         if isinstance(plan, EqualPlan) and plan.chunk_size > steps:
             yield Problem((*path, "chunk_size"), f"must be <= {noisy}, got {plan.chunk_size}")

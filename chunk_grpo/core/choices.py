@@ -53,10 +53,7 @@ def implemented(
     Raises:
         TypeError: A choice has no implementation, or an implementation has no choice.
     """
-    for names, text in (
-        (choices.keys() - found.keys(), "lacks"),
-        (found.keys() - choices.keys(), "has unknown"),
-    ):
+    for names, text in ((choices.keys() - found.keys(), "lacks"), (found.keys() - choices.keys(), "has unknown")):
         if names:
             raise TypeError(f"{where} {text} {', '.join(sorted(map(str, names)))}")
     return found
@@ -64,11 +61,7 @@ def implemented(
 
 Objective: TypeAlias = Literal["step", "chunk"]
 OBJECTIVES: Mapping[Objective, Choice] = _table(
-    Objective,
-    {
-        "step": Choice("step objective", "Eq. (5)-(6)"),
-        "chunk": Choice("chunk objective", "Eq. (13)-(14)"),
-    },
+    Objective, {"step": Choice("step objective", "Eq. (5)-(6)"), "chunk": Choice("chunk objective", "Eq. (13)-(14)")}
 )
 """Level of the importance ratio; implemented in core/assignment.py."""
 

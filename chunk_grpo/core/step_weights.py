@@ -94,12 +94,10 @@ STEP_WEIGHT_RULES: Mapping[StepWeights, StepWeightRule] = implemented(
         "uniform": StepWeightRule(lambda chunks, selected, stds, widths: None, weighs_kl=False),
         # TempFlow-GRPO, Eq. (8): the weight stands before the clipped term.
         "noise": StepWeightRule(
-            lambda chunks, selected, stds, widths: noise_weights(stds).expand(len(selected), -1),
-            weighs_kl=False,
+            lambda chunks, selected, stds, widths: noise_weights(stds).expand(len(selected), -1), weighs_kl=False
         ),
         "interval": StepWeightRule(
-            lambda chunks, selected, stds, widths: interval_weights(widths).expand(len(selected), -1),
-            weighs_kl=False,
+            lambda chunks, selected, stds, widths: interval_weights(widths).expand(len(selected), -1), weighs_kl=False
         ),
         # Eq. (13): the mean over a chunk's steps is that of the divergence too.
         "chunk-size": StepWeightRule(

@@ -24,10 +24,7 @@ _SCALES = 256
 
 
 def quantise(
-    network: nn.Module,
-    precision: BasePrecision,
-    device: torch.device | str,
-    key: str = "model.base_precision",
+    network: nn.Module, precision: BasePrecision, device: torch.device | str, key: str = "model.base_precision"
 ) -> None:
     """Quantise the linear layers of the blocks, and move the network to `device`, in place.
 

@@ -211,11 +211,7 @@ def _without_folders(value: Any) -> Any:
 def _text(card: _Card, kind: Kind, is_on_hub: bool) -> str:
     loader = jinja2.PackageLoader("chunk_grpo", "library/templates")
     environment = jinja2.Environment(
-        loader=loader,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,
+        loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, autoescape=False
     )
     environment.filters["escaped"] = escaped
     family = family_class(card.model.family)

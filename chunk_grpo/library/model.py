@@ -145,13 +145,7 @@ def load(
     Raises:
         ConfigError: A setting is unknown or wrong.
     """
-    values = {
-        "checkpoint": str(checkpoint),
-        "height": height,
-        "width": width,
-        "family": family,
-        "dtype": dtype,
-    }
+    values = {"checkpoint": str(checkpoint), "height": height, "width": width, "family": family, "dtype": dtype}
     values |= {"max_sequence_length": max_sequence_length, **settings}
     sampled = checked(SamplingParams, {"num_steps": 2, "shift": 1.0, "cfg_scale": cfg_scale}, "sampling")
     return Model(checked(ModelParams, values, "model"), sampled.cfg_scale)

@@ -40,13 +40,7 @@ COMPUTES = (
 )
 """Code that decides what a training computes. The code of single scorers is in their specs."""
 
-MOVES_NOTHING = {
-    "checkpoint_every",
-    "checkpoint_minutes",
-    "checkpoints_kept",
-    "keep_state",
-    "reward_away_seconds",
-}
+MOVES_NOTHING = {"checkpoint_every", "checkpoint_minutes", "checkpoints_kept", "keep_state", "reward_away_seconds"}
 """Settings of `train` that change no state of a training."""
 
 

@@ -176,10 +176,7 @@ def score_rows(
 
 
 def rows_of_batch(
-    key: str,
-    scorer: Scorer,
-    records: Sequence[Mapping[str, Any]],
-    batch: Callable[[], ScoreBatch],
+    key: str, scorer: Scorer, records: Sequence[Mapping[str, Any]], batch: Callable[[], ScoreBatch]
 ) -> list[Row]:
     """Score the batch of some images; return its rows."""
     scores = scored(key, scorer, batch())
@@ -201,11 +198,7 @@ def scored(key: str, scorer: Scorer, batch: ScoreBatch) -> Scores:
 
 
 def too_many_refused(
-    key: str,
-    refused: Sequence[Row],
-    count: int,
-    refusals: float,
-    prompts: Mapping[str, Mapping[str, str]],
+    key: str, refused: Sequence[Row], count: int, refusals: float, prompts: Mapping[str, Mapping[str, str]]
 ) -> DataError:
     """The error that lists images without a score."""
     shown = [

@@ -51,8 +51,7 @@ def method(plan: str | Mapping[str, Any], objective: str = "chunk", **settings: 
     chosen = {"kind": plan} if isinstance(plan, str) else dict(plan)
     values = {"objective": objective, "plan": METHOD, **settings}
     return MethodSettings(
-        checked(VariantParams, values, "method"),
-        checked(ChunksParams, {"plans": {METHOD: chosen}}, "chunks"),
+        checked(VariantParams, values, "method"), checked(ChunksParams, {"plans": {METHOD: chosen}}, "chunks")
     )
 
 

@@ -74,10 +74,7 @@ def encoded_prompts(
 
     `pictures` is the folder of those that the prompts edit, for rewards.
     """
-    with (
-        open_embeddings(embeddings) as opened,
-        nullcontext() if pictures is None else open_pictures(pictures) as found,
-    ):
+    with open_embeddings(embeddings) as opened, nullcontext() if pictures is None else open_pictures(pictures) as found:
         yield EncodedPrompts(prompts, opened, embeddings, cfg_scale, found)
 
 

@@ -83,12 +83,7 @@ class Pipeline:
             ]
 
     def restore(
-        self,
-        targets: Collection[str] | None,
-        log: Log,
-        *,
-        pull: bool = False,
-        earlier: Mapping[str, Any] | None = None,
+        self, targets: Collection[str] | None, log: Log, *, pull: bool = False, earlier: Mapping[str, Any] | None = None
     ) -> dict[str, StageOutcome]:
         """Restore stages and the stages that they need from the cache and, with `pull`, from the remote.
 
@@ -115,10 +110,7 @@ class Pipeline:
             raise dvc_log.error("dvc repro" + (" --pull" if pull else ""), code)
         done = {
             each["stage"]: StageOutcome(
-                each["stage"],
-                "restored" if each["stage"] in taken else each["outcome"],
-                each["seconds"],
-                each["size"],
+                each["stage"], "restored" if each["stage"] in taken else each["outcome"], each["seconds"], each["size"]
             )
             for each in found
             if each["outcome"] in ("restored", "unchanged")
@@ -296,11 +288,7 @@ class Pipeline:
         """
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         path = [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
-        return environment | {
-            "PATH": os.pathsep.join(path),
-            "PYTHONUNBUFFERED": "1",
-            "DVC_NO_ANALYTICS": "1",
-        }
+        return environment | {"PATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "1"}
 
 
 def locked_stages(lock: Path) -> dict[str, Any]:

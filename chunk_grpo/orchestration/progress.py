@@ -47,13 +47,7 @@ class Progress:
             *(f"| {stage.name} | {stage.work_pool or ''} | {self._result(stage.name)} |" for stage in self.stages),
         ]
         if missed:
-            lines += [
-                "",
-                "**Not part of this run:** uncommitted changes of the checkout.",
-                "```",
-                *missed,
-                "```",
-            ]
+            lines += ["", "**Not part of this run:** uncommitted changes of the checkout.", "```", *missed, "```"]
         return "\n".join(lines)
 
     def _result(self, name: str) -> str:

@@ -11,13 +11,7 @@ from chunk_grpo.planning.images import heldout_evaluations, saved_policies
 from chunk_grpo.planning.machines import Machine
 from chunk_grpo.planning.scorers import scoring
 from chunk_grpo.planning.settings import Settings
-from chunk_grpo.planning.storage import (
-    checkpoint_bytes,
-    encoded_for_training,
-    images_of,
-    policy_bytes,
-    prompts_of,
-)
+from chunk_grpo.planning.storage import checkpoint_bytes, encoded_for_training, images_of, policy_bytes, prompts_of
 
 TERA, GIGA = 1e12, 1e9
 FLOAT32 = 4
@@ -223,10 +217,7 @@ def loaded_bytes(settings: Settings) -> dict[str, float]:
 
 def hours_of(stages: Sequence[StageCost]) -> tuple[float, float]:
     """Least and most hours of the stages one after the other."""
-    return (
-        sum(stage.seconds.least for stage in stages) / 3600,
-        sum(stage.seconds.most for stage in stages) / 3600,
-    )
+    return (sum(stage.seconds.least for stage in stages) / 3600, sum(stage.seconds.most for stage in stages) / 3600)
 
 
 def text_flop(settings: Settings) -> float:

@@ -206,11 +206,7 @@ class Settings:
     def _drawn(self) -> Traced:
         drawn = self.params.generate
         return replace(
-            self._plain,
-            height=drawn.height,
-            width=drawn.width,
-            images=drawn.batch_size,
-            cfg_scale=drawn.cfg_scale,
+            self._plain, height=drawn.height, width=drawn.width, images=drawn.batch_size, cfg_scale=drawn.cfg_scale
         )
 
 

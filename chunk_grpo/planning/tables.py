@@ -127,12 +127,7 @@ def _alike(costs: Sequence[IterationCost]) -> Iterator[tuple[list[str], Iteratio
 
 def _stages(plan: Plan) -> Table:
     rows = [
-        (
-            stage.name,
-            str(stage.gpus),
-            _number(stage.flop / PETA),
-            _time(stage.seconds.least, stage.seconds.most),
-        )
+        (stage.name, str(stage.gpus), _number(stage.flop / PETA), _time(stage.seconds.least, stage.seconds.most))
         for stage in plan.stages
     ]
     rows.append(("in all", "", _number(sum(s.flop for s in plan.stages) / PETA), _hours(plan.total.hours)))

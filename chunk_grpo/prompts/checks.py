@@ -36,10 +36,7 @@ MAX_CHARACTERS = 10_000
 
 
 def check_prompts(
-    rows: Iterable[PromptRow | None],
-    rules: PromptChecks,
-    findings: Findings,
-    notes: Sequence[str] = (),
+    rows: Iterable[PromptRow | None], rules: PromptChecks, findings: Findings, notes: Sequence[str] = ()
 ) -> CheckedPrompts:
     """Check all prompts, except for their number of tokens; refuse, drop, change or keep those that break a rule.
 

@@ -12,16 +12,7 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.prompts.rows import SHOWN, Action, Finding, Unit
 
 Kind: TypeAlias = Literal[
-    "format",
-    "category",
-    "records",
-    "characters",
-    "duplicates",
-    "empty",
-    "spaces",
-    "too_long",
-    "pictures",
-    "shared",
+    "format", "category", "records", "characters", "duplicates", "empty", "spaces", "too_long", "pictures", "shared"
 ]
 """`format` is always refused; `category`, an invalid value in a category field that was not requested, is ignored; the
 others are names of rules in PromptChecks.

@@ -20,13 +20,7 @@ from chunk_grpo.prompts.checks import check_prompts
 from chunk_grpo.prompts.findings import Findings
 from chunk_grpo.prompts.records import bounded, json_lines
 from chunk_grpo.prompts.rows import CheckedPrompts, PromptRow
-from chunk_grpo.scorers.geneval.records import (
-    OFFICIAL_COUNTS,
-    TAGS,
-    GenEvalRecord,
-    parse_record,
-    record_problems,
-)
+from chunk_grpo.scorers.geneval.records import OFFICIAL_COUNTS, TAGS, GenEvalRecord, parse_record, record_problems
 
 _OPPOSITE = {"left of": "right of", "above": "below"}
 """Relations that are written the other way round to compare contents."""

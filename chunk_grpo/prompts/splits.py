@@ -187,11 +187,7 @@ def _without_shared(
 
 
 def _require(
-    checked: CheckedPrompts,
-    count: int,
-    name: str,
-    key: Literal["train_file", "eval_file"],
-    settings: PromptsParams,
+    checked: CheckedPrompts, count: int, name: str, key: Literal["train_file", "eval_file"], settings: PromptsParams
 ) -> None:
     """DataError unless the file has `count` prompts, the value of `name` in params.yaml."""
     report, file = checked.report, getattr(settings, key)
@@ -208,13 +204,7 @@ def _require(
 
 
 def _read(
-    settings: PromptsParams,
-    limits: Limits,
-    shape: tuple[int, int],
-    file: PromptFile,
-    key: str,
-    *,
-    plain: bool = False,
+    settings: PromptsParams, limits: Limits, shape: tuple[int, int], file: PromptFile, key: str, *, plain: bool = False
 ) -> CheckedPrompts:
     """Prompts of a file, `key` in params.yaml; `plain`: of the kind `file`, whatever the source is."""
     checks = settings.checks

@@ -72,11 +72,6 @@ class Aesthetic(ConfiguredScorer[AestheticScorer]):
         encoder = clip_model.take_encoder(self, "encoder")
         width = int(encoder.model.config.projection_dim)
         head = self.take_model(
-            ("aesthetic", settings, device),
-            lambda: load_head(self.where("model"), self.folder("model"), width, device),
+            ("aesthetic", settings, device), lambda: load_head(self.where("model"), self.folder("model"), width, device)
         )
-        return (
-            head,
-            encoder,
-            clip_model.load_processor(self.where("encoder"), self.folder("encoder"), encoder),
-        )
+        return (head, encoder, clip_model.load_processor(self.where("encoder"), self.folder("encoder"), encoder))

@@ -45,11 +45,7 @@ class HPSv3Network(nn.Module):
         )
 
     def forward(
-        self,
-        input_ids: torch.Tensor,
-        reward_at: torch.Tensor,
-        pixel_values: torch.Tensor,
-        image_grid_thw: torch.Tensor,
+        self, input_ids: torch.Tensor, reward_at: torch.Tensor, pixel_values: torch.Tensor, image_grid_thw: torch.Tensor
     ) -> torch.Tensor:
         """Mean and logarithm of the standard deviation of the preference score.
 

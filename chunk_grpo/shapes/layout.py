@@ -53,11 +53,7 @@ def _place(wanted: Sequence[Wanted], rng: random.Random) -> tuple[Thing, ...] | 
             radius = rng.uniform(MIN_RADIUS, MAX_RADIUS)
             low, high = radius + GAP / 2, SIZE - radius - GAP / 2
             thing = Thing(
-                shape,
-                colour or rng.choice(sorted(COLOURS)),
-                rng.uniform(low, high),
-                rng.uniform(low, high),
-                radius,
+                shape, colour or rng.choice(sorted(COLOURS)), rng.uniform(low, high), rng.uniform(low, high), radius
             )
             if all(_apart(thing, other) for other in things) and _related(thing, things, relation):
                 things.append(thing)

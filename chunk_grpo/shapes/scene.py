@@ -20,10 +20,7 @@ COLOURS: dict[str, tuple[int, int, int]] = {
     "purple": (140, 60, 180),
 }
 
-BACKGROUNDS: dict[str, tuple[int, int, int]] = {
-    "white": (245, 245, 245),
-    "black": (20, 20, 20),
-}
+BACKGROUNDS: dict[str, tuple[int, int, int]] = {"white": (245, 245, 245), "black": (20, 20, 20)}
 
 MIN_RADIUS, MAX_RADIUS = 4.5, 6.0
 """Range of half the side of a bounding box, in pixels."""

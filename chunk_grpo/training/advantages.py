@@ -9,13 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chunk_grpo.core.advantages import (
-    SCALES,
-    gain_advantages,
-    gdpo_advantages,
-    group_advantages,
-    weighted_advantages,
-)
+from chunk_grpo.core.advantages import SCALES, gain_advantages, gdpo_advantages, group_advantages, weighted_advantages
 from chunk_grpo.core.choices import COMBINATIONS, CREDITS, Combine, Credit, implemented
 from chunk_grpo.scorers.reward import weighted_sum
 from chunk_grpo.training.method import Method
@@ -96,9 +90,7 @@ def _each_reward(experience: Experience, weights: Mapping[str, float]) -> Tensor
 
 
 COMBINED: Mapping[Combine, Callable[[Experience, Mapping[str, float], Method], Tensor]] = implemented(
-    COMBINATIONS,
-    "training/advantages.py",
-    {"rewards": _of_weighted_sum, "advantages": _weighted_mean, "gdpo": _gdpo},
+    COMBINATIONS, "training/advantages.py", {"rewards": _of_weighted_sum, "advantages": _weighted_mean, "gdpo": _gdpo}
 )
 
 

@@ -64,13 +64,7 @@ class BaseModel:
 
 
 def distance_from_base(
-    base: BaseModel,
-    grid: StepGrid,
-    prompts: PromptSet,
-    batch_size: int,
-    seed: int,
-    processes: Processes,
-    check: Check,
+    base: BaseModel, grid: StepGrid, prompts: PromptSet, batch_size: int, seed: int, processes: Processes, check: Check
 ) -> float | None:
     """KL divergence of the policy's trajectories from the base model's; None if no step has noise.
 

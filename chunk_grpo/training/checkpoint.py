@@ -94,12 +94,7 @@ class CheckpointStore:
     """The checkpoints of one run in one folder, and the best policy beside them. Other entries are ignored."""
 
     def __init__(
-        self,
-        folder: Path,
-        identity: str,
-        keep: int,
-        processes: Processes,
-        copies: Copies | None = None,
+        self, folder: Path, identity: str, keep: int, processes: Processes, copies: Copies | None = None
     ) -> None:
         """Set the folder. The first checkpoint creates it.
 
@@ -262,9 +257,7 @@ class CheckpointStore:
                 continue
             if copy and path not in refused:
                 _logger.warning(
-                    "%s: newer than the checkpoints in %s, so training resumes from this copy",
-                    copy,
-                    self._folder,
+                    "%s: newer than the checkpoints in %s, so training resumes from this copy", copy, self._folder
                 )
             for bad, reason in refused.items():
                 _logger.warning("%s: %s; %s is used instead", bad, reason, copy or path)

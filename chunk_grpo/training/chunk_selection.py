@@ -85,11 +85,7 @@ class ChunkSelector:
 
     def state(self) -> dict[str, Any]:
         """Plan, weights and first profile, for a checkpoint."""
-        return {
-            "sizes": list(self._plan.sizes),
-            "weights": self._weights,
-            "first_profile": self._first_profile,
-        }
+        return {"sizes": list(self._plan.sizes), "weights": self._weights, "first_profile": self._first_profile}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore the result of `state`."""

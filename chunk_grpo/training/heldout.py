@@ -114,12 +114,7 @@ class HeldoutEvaluation:
     """Evaluates successive policies on the same held-out prompts and noise."""
 
     def __init__(
-        self,
-        prompts: PromptSet,
-        reward: Reward,
-        unseen: Reward | None,
-        settings: TrainParams,
-        processes: Processes,
+        self, prompts: PromptSet, reward: Reward, unseen: Reward | None, settings: TrainParams, processes: Processes
     ) -> None:
         """Keep prompts and scorers.
 

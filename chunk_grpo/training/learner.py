@@ -273,13 +273,7 @@ def tuning_of(settings: TrainParams) -> TuningOptions:
 
 
 def prepared(
-    family: Family,
-    settings: TrainParams,
-    seed: int,
-    spread: Spread | None,
-    start: Path | None,
-    *,
-    has_reference: bool,
+    family: Family, settings: TrainParams, seed: int, spread: Spread | None, start: Path | None, *, has_reference: bool
 ) -> BaseModel:
     """Prepare the family for training, and return the base model, with the reference policy if it is needed.
 

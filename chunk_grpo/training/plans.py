@@ -53,12 +53,7 @@ def plan_rows(name: str, plan: ChunkPlan, profile: Sequence[float]) -> list[dict
         zip(plan.first_steps, plan.sizes, chunk_weights(profile, plan).tolist(), strict=True)
     ):
         mean = sum(profile[first : first + size]) / size
-        place: dict[str, str | int | float] = {
-            "plan": name,
-            "chunk": chunk,
-            "first_step": first,
-            "num_steps": size,
-        }
+        place: dict[str, str | int | float] = {"plan": name, "chunk": chunk, "first_step": first, "num_steps": size}
         rows.append({**place, "mean_l1": mean, "weight": weight})
     return rows
 

@@ -194,13 +194,7 @@ class _Sampling:
     """Samples one iteration. Each row has its own random streams, so batch size and processes do not affect them."""
 
     def __init__(
-        self,
-        family: Family,
-        method: Method,
-        iteration: Iteration,
-        settings: TrainParams,
-        seed: int,
-        check: Check,
+        self, family: Family, method: Method, iteration: Iteration, settings: TrainParams, seed: int, check: Check
     ) -> None:
         self._policy, self._latent_shape = Stoppable(family, check), family.latent_shape
         self._device = family.device
@@ -264,14 +258,7 @@ class _Sampling:
                 return generator(*self._stream, "branch", names[row], step, child)
 
             made = rollout_branches(
-                velocity,
-                self._starts(names),
-                grid.times,
-                grid.noise,
-                points,
-                children,
-                stream,
-                grid.sampler,
+                velocity, self._starts(names), grid.times, grid.noise, points, children, stream, grid.sampler
             )
             yield _branches_as_rows(made, grid.num_sde_steps, self._keep_means)
 
@@ -287,8 +274,7 @@ class _Sampling:
 
     def _starts(self, names: Sequence[int]) -> Tensor:
         noise = sample_noise(
-            (len(names), *self._latent_shape),
-            [generator(*self._stream, "start", name) for name in names],
+            (len(names), *self._latent_shape), [generator(*self._stream, "start", name) for name in names]
         )
         return noise.to(self._device)
 

@@ -41,12 +41,7 @@ from chunk_grpo.training.offloading import Offloading
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.rollouts import Experience, Iteration, SampledTrajectories, collect_experience
 from chunk_grpo.training.run import RunPaths, TrainingData
-from chunk_grpo.training.schedule import (
-    images_per_start,
-    prompts_of_iteration,
-    prompts_of_rows,
-    starts_of_update,
-)
+from chunk_grpo.training.schedule import images_per_start, prompts_of_iteration, prompts_of_rows, starts_of_update
 from chunk_grpo.training.scoring import UnscoredError, Waits
 from chunk_grpo.training.sinks import open_sinks
 from chunk_grpo.training.stopping import GivenUpError

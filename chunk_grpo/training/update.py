@@ -233,12 +233,7 @@ class Update:
     """Computes the gradient of one update."""
 
     def __init__(
-        self,
-        policies: Policies,
-        method: Method,
-        batch: UpdateBatch,
-        bounds: Bounds,
-        micro_batch_size: int,
+        self, policies: Policies, method: Method, batch: UpdateBatch, bounds: Bounds, micro_batch_size: int
     ) -> None:
         """Pack the items into micro-batches.
 

@@ -79,10 +79,7 @@ def test_a_negative_prompt_is_kept_beside_the_others(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"must hold the tensors pooled, prompt_embeds, got pooled\."):
             opened.negative()
     write_embeddings(PROMPTS, batches(5), folder)
-    with (
-        open_embeddings(folder) as opened,
-        pytest.raises(DataError, match=r"negative\.safetensors: no such file"),
-    ):
+    with open_embeddings(folder) as opened, pytest.raises(DataError, match=r"negative\.safetensors: no such file"):
         opened.negative()
 
 
@@ -131,10 +128,7 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
 def test_rows_must_fit_the_prompts_and_each_other(tmp_path: Path) -> None:
     for given, message in (
         (batches(4), "shorter"),
-        (
-            [{"pooled": torch.zeros(3), "prompt_embeds": torch.zeros(2, 4)}],
-            r"equally many rows, got \[2, 3\]",
-        ),
+        ([{"pooled": torch.zeros(3), "prompt_embeds": torch.zeros(2, 4)}], r"equally many rows, got \[2, 3\]"),
         ([{"pooled": torch.zeros(2, 3)}, {"pooled": torch.zeros(3, 4)}], "same names, shapes and types"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -177,14 +171,8 @@ def rewritten(shard: Path, change: str) -> None:
     [
         ("cut", r"corrupt, cut off, or no safetensors file \("),
         ("gone", r"no such file\."),
-        (
-            "tensor",
-            r"must hold the tensors pooled, prompt_embeds as the first shard does, got prompt_embeds\.",
-        ),
-        (
-            "rows",
-            r"pooled must have the 2 rows that index\.parquet names, got the shape \[1, 3\]\.",
-        ),
+        ("tensor", r"must hold the tensors pooled, prompt_embeds as the first shard does, got prompt_embeds\."),
+        ("rows", r"pooled must have the 2 rows that index\.parquet names, got the shape \[1, 3\]\."),
         ("shape", r"a row of pooled must be BF16 \[3\] as in the first shard, got BF16 \[2\]\."),
         ("type", r"a row of pooled must be BF16 \[3\] as in the first shard, got F32 \[3\]\."),
     ],
@@ -206,10 +194,6 @@ def test_reports_full_disk_and_leaves_no_file(tmp_path: Path) -> None:
     reason = r": cannot write: File too large\.$"
     with small_files(), pytest.raises(DataError, match=rf"training{reason}"):
         write_embeddings([("a", "one")], [tensors], tmp_path / "training")
-    with (
-        small_files(),
-        pytest.raises(DataError, match=rf"policy{reason}"),
-        output_dir(tmp_path / "policy") as draft,
-    ):
+    with small_files(), pytest.raises(DataError, match=rf"policy{reason}"), output_dir(tmp_path / "policy") as draft:
         save_file(tensors, draft / "model.safetensors")
     assert list(tmp_path.iterdir()) == []

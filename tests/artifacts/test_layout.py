@@ -21,14 +21,7 @@ def outputs() -> set[str]:
     """Outputs in dvc.yaml, with V, 0 and S as variant or policy, seed and scorer."""
     stages = YAML(typ="safe").load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
     paths = {out for stage in stages.values() for out in stage.get("do", stage)["outs"]}
-    names = {
-        "item.variant": "V",
-        "item.policy": "V",
-        "item.seed": "0",
-        "item.scorer": "S",
-        "item": "0",
-        "key": "S",
-    }
+    names = {"item.variant": "V", "item.policy": "V", "item.seed": "0", "item.scorer": "S", "item": "0", "key": "S"}
     return {re.sub(r"\$\{([\w.]+)\}", lambda found: names[found[1]], path) for path in paths}
 
 

@@ -209,10 +209,7 @@ def test_a_kill_leaves_no_mix_of_two_runs(tmp_path: Path, destination: str) -> N
 def test_two_publications_at_once_leave_one_whole_run(tmp_path: Path) -> None:
     one = make_workspace(tmp_path / "one", 0.25, MANY)
     two = make_workspace(tmp_path / "two", 0.5, MANY)
-    with (
-        publishing_of(one, str(tmp_path / "out")) as first,
-        publishing_of(two, str(tmp_path / "out")) as second,
-    ):
+    with publishing_of(one, str(tmp_path / "out")) as first, publishing_of(two, str(tmp_path / "out")) as second:
         assert (first.wait(), second.wait()) == (0, 0)
     assert names_of_a_whole_run(str(tmp_path / "out" / "tiny")) == PUBLISHED | MANY_FILES
 
@@ -245,10 +242,7 @@ def test_refuses_to_publish_incomplete_artifacts(workspace: Path, tmp_path: Path
         publish(workspace, tmp_path, RunFacts("../x", "", ""))
     for change, message in (
         (lambda: (artifacts / "run.json").touch(), r"artifacts/run\.json: reserved name"),
-        (
-            lambda: (artifacts / "run.json").unlink() or (artifacts / "x").symlink_to("gone"),
-            "x: cannot read: no such",
-        ),
+        (lambda: (artifacts / "run.json").unlink() or (artifacts / "x").symlink_to("gone"), "x: cannot read: no such"),
         (emptied, r"artifacts: must hold files to publish, got none\. Run the"),
         (artifacts.rmdir, "artifacts: cannot read: no such file or directory"),
         ((workspace / "params.yaml").unlink, r"must be a workspace, got a folder without params\.yaml"),

@@ -19,13 +19,7 @@ RANDOM = np.random.default_rng(0)
 
 
 def image_row(number: int, size: int) -> dict[str, Any]:
-    row = {
-        "policy": "chunk",
-        "mode": "tuned",
-        "train_seed": 0,
-        "prompt_id": f"eval-{number:05d}",
-        "sample": 0,
-    }
+    row = {"policy": "chunk", "mode": "tuned", "train_seed": 0, "prompt_id": f"eval-{number:05d}", "sample": 0}
     return row | {"seed": number, "image": {"bytes": RANDOM.bytes(size), "path": f"{number}.png"}}
 
 

@@ -70,10 +70,7 @@ def test_a_folder_replaces_an_older_one(place: str) -> None:
         assert [path.relative_to(folder).as_posix() for path in folder.rglob("*.txt")] == ["seed-0/new.txt"]
         assert (folder / "seed-0" / "new.txt").read_text() == "new.txt"
     assert folder.exists() is ("://" not in place)
-    with (
-        pytest.raises(DataError, match=r"chunk/nowhere: cannot read: no such f"),
-        input_dir(join(target, "nowhere")),
-    ):
+    with pytest.raises(DataError, match=r"chunk/nowhere: cannot read: no such f"), input_dir(join(target, "nowhere")):
         pass
 
 
@@ -111,10 +108,7 @@ def test_an_output_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError) as caught:
         write_text("x", tmp_path / "file" / "a.txt")
-    assert (caught.value.exit_code, str(caught.value).partition("write: ")[0]) == (
-        3,
-        f"{tmp_path}/file/a.txt: cannot ",
-    )
+    assert (caught.value.exit_code, str(caught.value).partition("write: ")[0]) == (3, f"{tmp_path}/file/a.txt: cannot ")
     (tmp_path / "folder").mkdir()
     with pytest.raises(DataError, match="folder: cannot write: Is a directory"):
         write_text("x", tmp_path / "folder")

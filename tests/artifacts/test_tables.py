@@ -9,15 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from chunk_grpo.artifacts import (
-    SCHEMAS,
-    SchemaName,
-    TableSchema,
-    read_table,
-    table_from_rows,
-    write_csv,
-    write_table,
-)
+from chunk_grpo.artifacts import SCHEMAS, SchemaName, TableSchema, read_table, table_from_rows, write_csv, write_table
 from chunk_grpo.artifacts.table_checks import REWRITE_IT
 from chunk_grpo.errors import DataError
 

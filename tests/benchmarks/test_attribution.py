@@ -86,12 +86,7 @@ def test_the_best_weights_are_the_shares_of_the_variance():
         for weights in ((1, 1), (4, 1), (1, 4), (8, 2))
     }
     # cos^2 = (w . s)^2 / ((sum of s) (w . w) (sum of s)) with s = (4, 1), and 7/8 for the group's mean.
-    by_hand = {
-        (1, 1): 25 / 50,
-        (4, 1): 17**2 / (25 * 17),
-        (1, 4): 8**2 / (25 * 17),
-        (8, 2): 17**2 / (25 * 17),
-    }
+    by_hand = {(1, 1): 25 / 50, (4, 1): 17**2 / (25 * 17), (1, 4): 8**2 / (25 * 17), (8, 2): 17**2 / (25 * 17)}
     assert found == pytest.approx({weights: 7 / 8 * value for weights, value in by_hand.items()}, abs=0.01)
 
 

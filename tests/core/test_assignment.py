@@ -55,9 +55,7 @@ def test_untrained_steps_and_missing_chunks_are_not_read():
 
 
 @pytest.mark.parametrize(
-    "row",
-    [[1, 1, 2], [0, 0, 2], [0, 1, 0], [1, 0, 0], [-1, 1, 2], [0, -1, 0], [0, 1, -1, 1], [0, -2, 1]],
-    ids=str,
+    "row", [[1, 1, 2], [0, 0, 2], [0, 1, 0], [1, 0, 0], [-1, 1, 2], [0, -1, 0], [0, 1, -1, 1], [0, -2, 1]], ids=str
 )
 def test_rows_must_be_runs_numbered_in_order(row):
     good = [0] * len(row)

@@ -109,11 +109,7 @@ def test_inclusion_by_hand():
 
 @pytest.mark.parametrize(
     ("weights", "scale"),
-    [
-        ([0.3, 2.0, 0.7, 1.1, 5.0], 1.0),
-        ([1.0, 1e4, 3.0, 100.0, 1e4], 1.0),
-        ([1.0, 1e4, 3.0, 100.0, 1e4], 1e-30),
-    ],
+    [([0.3, 2.0, 0.7, 1.1, 5.0], 1.0), ([1.0, 1e4, 3.0, 100.0, 1e4], 1.0), ([1.0, 1e4, 3.0, 100.0, 1e4], 1e-30)],
 )
 def test_inclusion_matches_enumeration_of_ordered_draws(weights, scale):
     chances = inclusion_probabilities(double(*weights) * scale, 3)

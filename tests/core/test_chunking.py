@@ -47,8 +47,7 @@ def test_the_papers_plan_covers_16_trainable_steps_and_not_17():
 
 
 @pytest.mark.parametrize(
-    ("size", "num_steps", "sizes"),
-    [(4, 16, (4, 4, 4, 4)), (12, 24, (12, 12)), (5, 16, (5, 5, 5, 1)), (16, 16, (16,))],
+    ("size", "num_steps", "sizes"), [(4, 16, (4, 4, 4, 4)), (12, 24, (12, 12)), (5, 16, (5, 5, 5, 1)), (16, 16, (16,))]
 )
 def test_equal_chunks_of_table_3(size, num_steps, sizes):
     assert equal_plan(size, num_steps).sizes == sizes

@@ -39,10 +39,7 @@ def with_value(value):
     [
         (lambda: relative_l1(torch.ones(2, 1, 3, 4)), r"S >= 1, got \(2, 1, 3, 4\)"),
         (lambda: relative_l1(torch.ones(3, 4)), r"\[B, S \+ 1, L, D\]"),
-        (
-            lambda: relative_l1(torch.zeros(1, 2, 3, 4)),
-            r"before step 0 of trajectory 0 must have .*, got 0\.0$",
-        ),
+        (lambda: relative_l1(torch.zeros(1, 2, 3, 4)), r"before step 0 of trajectory 0 must have .*, got 0\.0$"),
         (lambda: relative_l1(with_value(math.nan)), r"before step 1 of trajectory 0 .*, got nan$"),
         (lambda: relative_l1(with_value(math.inf)), r"before step 1 of trajectory 0 .*, got inf$"),
         (lambda: profile_drift([0.1, 0.0], [0.1, 0.1]), r"profile values must be positive .* got \[0"),

@@ -1,13 +1,7 @@
 import pytest
 import torch
 
-from chunk_grpo.core.flow import (
-    flow_matching_loss,
-    interpolate,
-    ode_step,
-    target_velocity,
-    time_grid,
-)
+from chunk_grpo.core.flow import flow_matching_loss, interpolate, ode_step, target_velocity, time_grid
 
 
 def tensor(*values):
@@ -67,10 +61,7 @@ def test_half_precision_states_are_stepped_in_float32():
     [
         (lambda: time_grid(1, 3.0), "num_steps must be at least 2.*got 1"),
         (lambda: time_grid(17, 0.0), "shift must be a positive number, got 0"),
-        (
-            lambda: ode_step(tensor(1.0, 2.0), tensor(1.0), 0.5, 0.25),
-            r"shape of x \(2, 1, 1\), got \(1, 1, 1\)",
-        ),
+        (lambda: ode_step(tensor(1.0, 2.0), tensor(1.0), 0.5, 0.25), r"shape of x \(2, 1, 1\), got \(1, 1, 1\)"),
     ],
 )
 def test_bad_arguments_are_refused(call, message):

@@ -158,10 +158,7 @@ def test_the_divergence_of_a_chunk_is_the_mean_over_its_steps():
     new = double([1.2, 1.21, 1.0]).log()
     chunks = ChunkAssignment(torch.tensor([[0, 1, 1]]))
     drift = double([0.05, 0.0, 0.22])  # means 0.05 and 0.11
-    terms, bounds = (
-        terms_of(0 * new, double(1.0), chunks, drift=drift),
-        Bounds(0.1, trust_region="divergence"),
-    )
+    terms, bounds = (terms_of(0 * new, double(1.0), chunks, drift=drift), Bounds(0.1, trust_region="divergence"))
     coefs, _ = gradient_coefficients(new, terms, bounds)
     torch.testing.assert_close(coefs, double([0.6, 0.0, 0.0]), rtol=0, atol=1e-14)  # A r / K
     assert clipped_chunks(chunk_ratio(new, 0 * new, chunks), terms, bounds).tolist() == [[False, True]]

@@ -5,15 +5,7 @@ import pytest
 import torch
 
 from chunk_grpo.core.flow import ode_step, time_grid
-from chunk_grpo.core.sde import (
-    CPS,
-    SDE,
-    cps_std,
-    cps_transition,
-    diffusion_coefs,
-    sde_transition,
-    transition_std,
-)
+from chunk_grpo.core.sde import CPS, SDE, cps_std, cps_transition, diffusion_coefs, sde_transition, transition_std
 from tests.core.conftest import double, draw
 
 

@@ -61,10 +61,7 @@ def test_weights_of_selected_chunks_by_hand():
 def test_trajectories_of_their_own_chunks_are_weighed_by_them():
     chunks = ChunkAssignment(torch.tensor([[0, 0, 1, -1], [0, 1, 2, 2]]))
     selected = torch.tensor([[True, True, False], [True, False, True]])
-    assert chunk_size_weights(chunks, selected).tolist() == [
-        [0.75, 0.75, 1.5, 0.0],
-        [1.5, 0.0, 0.75, 0.75],
-    ]
+    assert chunk_size_weights(chunks, selected).tolist() == [[0.75, 0.75, 1.5, 0.0], [1.5, 0.0, 0.75, 0.75]]
 
 
 def weights_of(plan, batch=1):

@@ -17,13 +17,7 @@ def test_mixgrpos_window_by_hand():
 @pytest.mark.parametrize(
     ("num_sde_steps", "size", "stride", "every", "starts"),
     [
-        (
-            6,
-            4,
-            1,
-            2,
-            [0, 0, 1, 1, 2, 2, 0, 0, 1, 1, 2, 2, 0, 0],
-        ),  # returns to the start after the last position
+        (6, 4, 1, 2, [0, 0, 1, 1, 2, 2, 0, 0, 1, 1, 2, 2, 0, 0]),  # returns to the start after the last position
         (8, 3, 2, 1, [0, 2, 4, 5, 0, 2]),  # a move that would leave the grid is cut short
         (5, 5, 2, 1, [0] * 30),  # the whole grid stays
     ],

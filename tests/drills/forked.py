@@ -20,25 +20,8 @@ from tests.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 _IMPORTED = (
-    *(
-        "accelerate",
-        "diffusers",
-        "dvc.cli",
-        "jinja2",
-        "matplotlib.figure",
-        "numpy",
-        "peft",
-        "pyarrow.parquet",
-    ),
-    *(
-        "pydantic",
-        "rich.progress",
-        "ruamel.yaml",
-        "safetensors.torch",
-        "scipy.stats",
-        "torch",
-        "transformers",
-    ),
+    *("accelerate", "diffusers", "dvc.cli", "jinja2", "matplotlib.figure", "numpy", "peft", "pyarrow.parquet"),
+    *("pydantic", "rich.progress", "ruamel.yaml", "safetensors.torch", "scipy.stats", "torch", "transformers"),
 )
 _LAZY = ("AutoencoderKL", "FlowMatchEulerDiscreteScheduler", "FluxPipeline", "FluxTransformer2DModel")
 

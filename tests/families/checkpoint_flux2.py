@@ -4,12 +4,7 @@ FLUX.2-dev's tokenizer comes with a processor of images, which needs torchvision
 """
 
 import torch
-from diffusers import (
-    AutoencoderKLFlux2,
-    FlowMatchEulerDiscreteScheduler,
-    Flux2Pipeline,
-    Flux2Transformer2DModel,
-)
+from diffusers import AutoencoderKLFlux2, FlowMatchEulerDiscreteScheduler, Flux2Pipeline, Flux2Transformer2DModel
 from transformers import Mistral3Config, Mistral3ForConditionalGeneration
 
 from tests.families.case import Case, as_channels

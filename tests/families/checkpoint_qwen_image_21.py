@@ -13,12 +13,7 @@ from diffusers import (
     QwenImage21Transformer2DModel,
 )
 from torch import Tensor
-from transformers import (
-    CLIPImageProcessorPil,
-    LlavaProcessor,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-)
+from transformers import CLIPImageProcessorPil, LlavaProcessor, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from tests.families.case import Case
 from tests.families.small_parts import byte_tokenizer

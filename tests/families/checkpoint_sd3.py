@@ -1,28 +1,14 @@
 """A small random StableDiffusion3Pipeline in the real layout."""
 
 import torch
-from diffusers import (
-    FlowMatchEulerDiscreteScheduler,
-    SD3Transformer2DModel,
-    StableDiffusion3Pipeline,
-)
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModelWithProjection,
-    CLIPTokenizer,
-    T5EncoderModel,
-    T5TokenizerFast,
-)
+from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
+from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer, T5EncoderModel, T5TokenizerFast
 
 from tests.families.case import Case, as_pixels
 from tests.families.small_parts import TINY, small_vae
 
 CASE = Case(
-    (1.0, 4.5),
-    lambda s, n: {"guidance_scale": s, "negative_prompt": n},
-    tokens=8,
-    given=as_pixels,
-    found=as_pixels,
+    (1.0, 4.5), lambda s, n: {"guidance_scale": s, "negative_prompt": n}, tokens=8, given=as_pixels, found=as_pixels
 )
 
 

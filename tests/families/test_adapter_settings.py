@@ -15,13 +15,7 @@ from safetensors.torch import load_file, save_file
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.weights.adapter_file import PEFT_WEIGHTS
-from chunk_grpo.families.weights.adapter_settings import (
-    _FORMULA,
-    _NO_EFFECT,
-    _STARTS,
-    check_settings,
-    scale_of,
-)
+from chunk_grpo.families.weights.adapter_settings import _FORMULA, _NO_EFFECT, _STARTS, check_settings, scale_of
 from tests.families.conftest import edit_json, of_peft, velocity
 
 Load = Callable[[], FluxFamily]
@@ -35,11 +29,7 @@ READ: dict[str, dict[str, Any]] = {
     "ranks, alphas, rslora": {"rank_pattern": {"to_q": 2}, "alpha_pattern": {"to_q": 5}, "use_rslora": True},
     "dora": {"use_dora": True},
     "dropout": {"lora_dropout": 0.5},
-    "some layers": {
-        "target_modules": ["to_q"],
-        "layers_to_transform": [0],
-        "layers_pattern": "transformer_blocks",
-    },
+    "some layers": {"target_modules": ["to_q"], "layers_to_transform": [0], "layers_pattern": "transformer_blocks"},
     "regular expression": {"target_modules": r".*attn\.to_[qk]"},
     "all-linear": {"target_modules": "all-linear", "exclude_modules": ["proj_out"]},
     "parameters": {"target_modules": [], "target_parameters": ["transformer_blocks.0.attn.to_q.weight"]},
@@ -180,11 +170,7 @@ PAIRS: dict[str, tuple[bool, Callable[[Path], object], str]] = {
     "null": (False, text("null"), UNREAD),
     "no UTF-8": (False, text("\udcff"), UNREAD),
     "no kind": (False, text('{"r": 3}'), r"adapter_config\.json: peft_type must"),
-    "DoRA without its vectors": (
-        False,
-        settings(use_dora=True),
-        r"use_dora must tell .* \(false\), got True",
-    ),
+    "DoRA without its vectors": (False, settings(use_dora=True), r"use_dora must tell .* \(false\), got True"),
     "vectors of DoRA alone": (True, settings(use_dora=False), r"use_dora must tell .* \(true\), got False"),
     "another rank": (False, settings(r=4), r"r must be the rank of .*, 3, got 4"),
     "a whole layer": (False, with_a_whole_layer, r"x_embedder\.weight of no known kind"),

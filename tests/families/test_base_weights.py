@@ -51,10 +51,7 @@ def without(state: State) -> State:
 
 def adapted(state: State) -> State:
     layer = matrix(state).removesuffix("weight")
-    rank = {
-        f"{layer}lora_A.default.weight": torch.zeros(2, 2),
-        f"{layer}lora_B.default.weight": torch.zeros(2, 2),
-    }
+    rank = {f"{layer}lora_A.default.weight": torch.zeros(2, 2), f"{layer}lora_B.default.weight": torch.zeros(2, 2)}
     return without(state) | {f"{layer}base_layer.weight": state[matrix(state)]} | rank
 
 
@@ -86,9 +83,7 @@ STRANGE = [
     pytest.param(adapted, "an adapter beside its layers .peft.: merge it", id="adapter"),
     pytest.param(scaled, "must not be quantised, got F8_E4M3 .*float8 weights with scales", id="float8"),
     pytest.param(
-        lambda state: state | {"a.scale_weight": torch.ones(1)},
-        "float8 weights with scales",
-        id="scale alone",
+        lambda state: state | {"a.scale_weight": torch.ones(1)}, "float8 weights with scales", id="scale alone"
     ),
     pytest.param(in_four_bits, "must not be quantised, got U8 .*quantised by bitsandbytes", id="bitsandbytes"),
 ]
@@ -137,16 +132,14 @@ def test_every_network_of_every_family_has_all_its_weights(name, tmp_path):
     [
         pytest.param(lambda state: state, id="no format in the metadata"),
         pytest.param(
-            lambda state: state | {"encoder.embed_tokens.weight": state["shared.weight"].clone()},
-            id="two names",
+            lambda state: state | {"encoder.embed_tokens.weight": state["shared.weight"].clone()}, id="two names"
         ),
         pytest.param(
             lambda state: {key.replace("shared.", "encoder.embed_tokens."): value for key, value in state.items()},
             id="the other name",
         ),
         pytest.param(
-            lambda state: state | {"lm_head.weight": torch.ones(3), "decoder.x.weight": torch.ones(3)},
-            id="whole T5",
+            lambda state: state | {"lm_head.weight": torch.ones(3), "decoder.x.weight": torch.ones(3)}, id="whole T5"
         ),
     ],
 )
@@ -217,8 +210,7 @@ def in_shards(part: Path, lie: Callable[[list[State], dict[str, str]], object]) 
         pytest.param(lambda shards, named: shards[0].popitem(), id="a shard lacks a weight"),
         pytest.param(lambda shards, named: shards[1].update(x=torch.ones(2)), id="a shard has one more"),
         pytest.param(
-            lambda shards, named: shards[1].update([next(iter(shards[0].items()))]),
-            id="a weight in two shards",
+            lambda shards, named: shards[1].update([next(iter(shards[0].items()))]), id="a weight in two shards"
         ),
         pytest.param(lambda shards, named: named.update(x="../x.safetensors"), id="a file elsewhere"),
         pytest.param(lambda shards, named: named.update(x="x.bin"), id="a pickle"),

@@ -32,8 +32,7 @@ def passes(family: DiffusersFamily, tokens: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "limit"),
-    [("sd3", {"pos_embed_max_size": 6}, 6), ("z_image", {"axes_lens": [256, 6, 8]}, 6)],
+    ("name", "changes", "limit"), [("sd3", {"pos_embed_max_size": 6}, 6), ("z_image", {"axes_lens": [256, 6, 8]}, 6)]
 )
 def test_the_largest_image_runs_and_a_larger_one_is_refused(name, changes, limit, tmp_path, monkeypatch):
     folder = saved(name, tmp_path, **changes)
@@ -104,10 +103,7 @@ def test_a_tokenizer_longer_than_the_positions_of_its_encoder(tmp_path):
 
 def test_parts_of_two_checkpoints(tmp_path):
     """Each is whole."""
-    folder, other = (
-        saved("flux", tmp_path / "flux"),
-        saved("sd3", tmp_path / "sd3", in_channels=8, out_channels=8),
-    )
+    folder, other = (saved("flux", tmp_path / "flux"), saved("sd3", tmp_path / "sd3", in_channels=8, out_channels=8))
     shutil.rmtree(other / "vae")
     shutil.copytree(folder / "vae", other / "vae")
     with pytest.raises(DataError, match="the transformer takes 8 latent channels and the vae has 4"):

@@ -94,10 +94,7 @@ class TestPlaces:
         save_file({"weight": torch.ones(1)}, folder / "strange-name.safetensors")
         given = PolicyFiles(path="somebody/lora", revision=COMMIT)
         assert local_policy(given, "policies.it") == folder / "strange-name.safetensors"
-        assert policy_record(given, "policies.it", Digests(tmp_path / "known")) == {
-            "files": None,
-            "commit": COMMIT,
-        }
+        assert policy_record(given, "policies.it", Digests(tmp_path / "known")) == {"files": None, "commit": COMMIT}
         with pytest.raises(DataError, match=r"policies\.it\.path: somebody/else is no file or folder here"):
             local_policy(PolicyFiles(path="somebody/else", revision=COMMIT), "policies.it")
         with pytest.raises(DataError, match=r"policies\.it\.path: no such file or folder, .* got /nowhere/a"):

@@ -81,11 +81,7 @@ def test_errors_of_the_toys_are_those_of_the_documents(toy: str) -> None:
 
     def loaded(precision: BasePrecision | None) -> Any:
         options = LoadOptions(
-            str(ROOT / "assets" / toy),
-            height=32,
-            width=32,
-            max_sequence_length=8,
-            text_precision=precision,
+            str(ROOT / "assets" / toy), height=32, width=32, max_sequence_length=8, text_precision=precision
         )
         return load_family(toy.removeprefix("tiny-"), options, ("text",))
 

@@ -248,10 +248,7 @@ def guided(passes: Literal[1, 2], part: Literal["both", "conditional"], scale: f
 def guided_by(family: FluxFamily, towards: int = 0) -> Tensor:
     """Velocity of a state with one of three random prompts; the third is the negative one."""
     stream = torch.Generator().manual_seed(5)
-    tensors = {
-        "prompt_embeds": torch.randn(3, 8, 64, generator=stream),
-        "pooled": torch.randn(3, 64, generator=stream),
-    }
+    tensors = {"prompt_embeds": torch.randn(3, 8, 64, generator=stream), "pooled": torch.randn(3, 64, generator=stream)}
     rows = {name: tensor[towards : towards + 1] for name, tensor in tensors.items()}
     x = torch.randn(1, *family.latent_shape, generator=stream)
     negative = {name: tensor[2:] for name, tensor in tensors.items()}

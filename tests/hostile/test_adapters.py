@@ -15,11 +15,7 @@ from chunk_grpo.errors import DataError
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.weights.adapter_file import PEFT_WEIGHTS, WEIGHTS, read_adapter
 
-LAYERS = (
-    "transformer_blocks.0.attn.to_q",
-    "transformer_blocks.0.attn.to_k",
-    "single_transformer_blocks.0.attn.to_v",
-)
+LAYERS = ("transformer_blocks.0.attn.to_q", "transformer_blocks.0.attn.to_k", "single_transformer_blocks.0.attn.to_v")
 VALUES = (
     None, True, False, 0, -1, 3, 1e300, float("nan"), 10**400, "", "x", "(", [], ["to_q"], {}, {"to_q": "x"},
     {"(": 1}, {"to_q": None},

@@ -113,10 +113,7 @@ def test_pieces_that_do_not_make_up_their_tensor_are_refused(described: Any, giv
 @pytest.mark.parametrize("name", [STATE, MANIFEST])
 def test_200_random_changes_are_accepted_or_refused_with_a_sentence(name: str, given: Path) -> None:
     """Each changes a value, a key or a type somewhere."""
-    rng, values = (
-        random.Random(45),
-        [None, -1, 2**70, 1.5, "", "../x", "/etc/passwd", [], {}, [1], True, "tensor"],
-    )
+    rng, values = (random.Random(45), [None, -1, 2**70, 1.5, "", "../x", "/etc/passwd", [], {}, [1], True, "tensor"])
     whole, outcomes = json.loads((given / NAME / name).read_text()), set()
     for _ in range(200):
         changed = copy.deepcopy(whole)

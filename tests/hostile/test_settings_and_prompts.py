@@ -140,11 +140,7 @@ def parquet() -> bytes:
     return made.getvalue()
 
 
-GENEVAL = {
-    "tag": "single_object",
-    "include": [{"class": "bench", "count": 1}],
-    "prompt": "a photo of a bench",
-}
+GENEVAL = {"tag": "single_object", "include": [{"class": "bench", "count": 1}], "prompt": "a photo of a bench"}
 CONTENTS: dict[str, bytes] = {
     ".txt": "\n".join(TEXTS).encode(),
     ".csv": b"prompt,category\n" + b"".join(b'"%s",x\n' % t.replace('"', '""').encode() for t in TEXTS),

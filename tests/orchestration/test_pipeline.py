@@ -163,9 +163,7 @@ def test_results_of_an_earlier_run_with_other_settings_do_not_stay(finished_pipe
 
 
 @pytest.mark.slow
-def test_results_of_an_earlier_run_come_from_the_run_cache_if_inputs_changed_back(
-    finished_pipeline: Path,
-) -> None:
+def test_results_of_an_earlier_run_come_from_the_run_cache_if_inputs_changed_back(finished_pipeline: Path) -> None:
     pipeline = finished_pipeline
     set_variant(pipeline, "b", clip_range=0.5)
     assert outcome(pipeline, "train@b") == "ran"

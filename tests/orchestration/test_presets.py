@@ -6,14 +6,7 @@ import pytest
 
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.orchestration.dvc_internals import load_yaml
-from chunk_grpo.orchestration.presets import (
-    combinations,
-    composed,
-    edits,
-    overridden,
-    preset_names,
-    replace_params,
-)
+from chunk_grpo.orchestration.presets import combinations, composed, edits, overridden, preset_names, replace_params
 from chunk_grpo.orchestration.workspace import write_params
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,8 +62,7 @@ def test_params_without_known_preset_are_kept(text: str, root: Path) -> None:
 def test_a_wrong_preset_lists_the_presets_and_changes_nothing(root: Path) -> None:
     before = (root / "params.yaml").read_bytes()
     with pytest.raises(
-        ConfigError,
-        match=f"must be one of {', '.join(preset_names(root))} .*got 'tinny'; did you mean 'tiny'\\?",
+        ConfigError, match=f"must be one of {', '.join(preset_names(root))} .*got 'tinny'; did you mean 'tiny'\\?"
     ):
         replace_params(root, "tinny", force=True)
     assert (root / "params.yaml").read_bytes() == before

@@ -18,13 +18,7 @@ from chunk_grpo.orchestration.commands import Commands, CommandStoppedError
 from chunk_grpo.orchestration.dvc_internals import Repo
 from chunk_grpo.orchestration.outcomes import StageFailed
 from chunk_grpo.orchestration.pipeline import Pipeline
-from chunk_grpo.orchestration.workspace import (
-    RunSpec,
-    TrainedModels,
-    make_workspace,
-    share_cache,
-    write_params,
-)
+from chunk_grpo.orchestration.workspace import RunSpec, TrainedModels, make_workspace, share_cache, write_params
 from tests.forked_dvc import forked_dvc
 from tests.small_pipeline import Shell, quiet
 
@@ -148,13 +142,7 @@ def test_a_run_begins_with_the_results_of_the_last_one_of_the_preset(pipeline: P
 
 def test_another_specification_has_another_digest_on_every_machine() -> None:
     spec = RunSpec(commit="c", preset="tiny", variants=("chunk",))
-    changes = (
-        {},
-        {"commit": "d"},
-        {"preset": "smoke"},
-        {"variants": None},
-        {"overrides": ["generate.seed=7"]},
-    )
+    changes = ({}, {"commit": "d"}, {"preset": "smoke"}, {"variants": None}, {"overrides": ["generate.seed=7"]})
     digests = [RunSpec.model_validate(spec.as_parameter() | change).digest() for change in changes]
     assert digests[0] == spec.digest()
     assert len(set(digests)) == len(changes)

@@ -78,10 +78,7 @@ def test_branches() -> None:
 
 def test_gains_decode_and_score_an_image_more_for_each_chunk() -> None:
     """24 images a GPU, four chunks; no state is evaluated more often, and the trajectories stay as they are."""
-    plain, gained = (
-        of(FLUX, "chunk"),
-        of(with_variant(FLUX, objective="chunk", plan="listed", credit="chunk-gains")),
-    )
+    plain, gained = (of(FLUX, "chunk"), of(with_variant(FLUX, objective="chunk", plan="listed", credit="chunk-gains")))
     assert (plain.rollout.images, plain.predicted) == (24, 0)
     assert (gained.rollout.images, gained.predicted) == (24 * (4 + 1), 24 * 4)
     assert seen(gained.rollout) == seen(plain.rollout)
@@ -111,11 +108,7 @@ def test_what_changes_no_count_is_trained_once() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {
-            "lora": {"rank": 4, "alpha": 4.0, "targets": ("to_q",)},
-            "shard_weights": False,
-            "hybrid_sharding": False,
-        },
+        {"lora": {"rank": 4, "alpha": 4.0, "targets": ("to_q",)}, "shard_weights": False, "hybrid_sharding": False},
         {"gradient_checkpointing": 0.5},
     ],
 )

@@ -30,10 +30,7 @@ def test_seeds_and_policies() -> None:
 
 def test_variants_that_have_more_images_scored() -> None:
     methods = preset("methods")
-    gains = {
-        "chunk-gains": 1 + 4,
-        "step-gains": 1 + 16,
-    }  # with the images that are predicted before each chunk
+    gains = {"chunk-gains": 1 + 4, "step-gains": 1 + 16}  # with the images that are predicted before each chunk
     points = [gains.get(name, own.branching.points if own.branching else 1) for name, own in methods.variants.items()]
     assert any(own.branching for own in methods.variants.values()) and gains.keys() <= methods.variants.keys()
     train, name = methods.train, next(iter(methods.rewards))

@@ -86,8 +86,7 @@ def test_machines() -> None:
     assert any(
         "hybrid_sharding" in text
         for text in levels(
-            plan(edited(preset("flux-dev"), train={"hybrid_sharding": False}), 32, machines=4, network_gbs=1),
-            "costs",
+            plan(edited(preset("flux-dev"), train={"hybrid_sharding": False}), 32, machines=4, network_gbs=1), "costs"
         )
     )
     with pytest.raises(ConfigError, match="--gpus: must be a multiple of --machines, 3, got 8"):
@@ -137,10 +136,7 @@ def test_memory_of_shards() -> None:
     assert update["scorers"] / GIB == pytest.approx(14.4 + 1.7, abs=0.1)  # HPSv3 in bfloat16, ImageReward in float32
 
 
-@pytest.mark.parametrize(
-    ("images", "rollout", "update"),
-    [(1, 2.04, 4.18), (12, 3.66, 18.15)],
-)
+@pytest.mark.parametrize(("images", "rollout", "update"), [(1, 2.04, 4.18), (12, 3.66, 18.15)])
 def test_memory_of_a_sharded_pass(images: int, rollout: float, update: float) -> None:
     """FSDPMemTracker on the real configuration, 8 fake ranks, bfloat16 gathers: GiB beyond shards and their gradients.
 
@@ -221,10 +217,7 @@ def test_the_first_sentence_and_the_cards() -> None:
     assert next(iter(cards)) == "RTX4090" and cards["RTX4090"].left < 0 < cards["H100"].left
     assert cards["H100"].hours == pytest.approx(found.total.hours)
     fullest = max(found.memory, key=lambda phase: phase.bytes)
-    assert (cards["A100"].fullest, cards["A100"].left) == (
-        fullest.name,
-        found.machine.memory_bytes - fullest.bytes,
-    )
+    assert (cards["A100"].fullest, cards["A100"].left) == (fullest.name, found.machine.memory_bytes - fullest.bytes)
 
 
 def test_some_variants() -> None:

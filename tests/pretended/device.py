@@ -184,10 +184,7 @@ def _run(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if operation is aten._fused_sdp_choice.default:
         return 0  # the formula itself; the CPU's fused kernel belongs to the CPU's dispatch
     tensors: list[Tensor] = []
-    inner_args, inner_kwargs = (
-        _held(args, tensors),
-        {name: _held(part, tensors) for name, part in kwargs.items()},
-    )
+    inner_args, inner_kwargs = (_held(args, tensors), {name: _held(part, tensors) for name, part in kwargs.items()})
     _check(operation, args, kwargs, tensors)
     _count(operation, args, kwargs)
     found = operation(*inner_args, **inner_kwargs)

@@ -70,11 +70,7 @@ class Files:
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {
     "plain": (CHUNK_WS, {}, 1.0),
     "guided": (CHUNK_WS, {}, 2.0),
-    "one start": (
-        CHUNK_WS,
-        {"same_noise_in_group": True, "kl_coef": 0.1, "old_log_probs": "training"},
-        1.0,
-    ),
+    "one start": (CHUNK_WS, {"same_noise_in_group": True, "kl_coef": 0.1, "old_log_probs": "training"}, 1.0),
     "checkpointing": (CHUNK_WS, {"gradient_checkpointing": True, "kl_coef": 0.1}, 1.0),
     "branches": (STEPS | {"branching": {"points": 2, "children": 2}, "fraction": 1.0}, {}, 1.0),
     "matching": (STEPS | {"likelihood": "matching"}, {"kl_coef": 0.1}, 1.0),

@@ -30,11 +30,7 @@ RUN: dict[str, Any] = {"iterations": 1, "kl_coef": 0.0, "rollout_batch_size": 2,
     ],
 )
 def test_offloaded_parts_are_on_expected_device(
-    parts: tuple[str, ...],
-    background: bool,
-    prompts: PromptSet,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    parts: tuple[str, ...], background: bool, prompts: PromptSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A scorer with a model, which here changes no score, and one with the rules of the shapes world."""
     job = Job(CHUNK_WS, {**RUN, "reward_in_background": background, "offload": parts}, device="pretend")

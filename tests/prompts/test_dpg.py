@@ -69,10 +69,7 @@ def test_all_prompts_need_no_note(tmp_path: Path) -> None:
         ([line("a", 1, "7")], "line 2: item a: questions: question 1: parents must be ids .*, got 7"),
         ([line("a", 1, "1")], "line 2: item a: questions: question 1: parents must be ids of other"),
         ([line("a", 1, question=" ")], "line 2: item a: questions: entry 1: question must be a text"),
-        (
-            [line("a", 1), line("a", 2, text="other")],
-            "line 3: item a has another text than in line 2: 'other'",
-        ),
+        ([line("a", 1), line("a", 2, text="other")], "line 3: item a has another text than in line 2: 'other'"),
         ([line(" ", 1)], "line 2: item_id must not be empty"),
         (["a,b"], "line 2: 2 fields, but the header has 9"),
     ],

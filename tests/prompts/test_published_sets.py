@@ -55,16 +55,7 @@ def load(section: dict[str, Any]) -> Split:
         ("HPDv2.1, test", "GCPO/test/test_prompts.csv", 400),
         *(
             ("T2I-CompBench", f"T2I-CompBench/examples/dataset/{part}_val.txt", 300)
-            for part in (
-                "3d_spatial",
-                "color",
-                "complex",
-                "non_spatial",
-                "numeracy",
-                "shape",
-                "spatial",
-                "texture",
-            )
+            for part in ("3d_spatial", "color", "complex", "non_spatial", "numeracy", "shape", "spatial", "texture")
         ),
     ],
 )

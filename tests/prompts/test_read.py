@@ -180,11 +180,7 @@ class TestMetadata:
     @pytest.mark.parametrize(
         ("name", "content", "message"),
         [
-            (
-                "p.csv",
-                "prompt,x,x\na,1,2\n",
-                "needs one field 'x', got 2 among the fields 'prompt', 'x', 'x'",
-            ),
+            ("p.csv", "prompt,x,x\na,1,2\n", "needs one field 'x', got 2 among the fields 'prompt', 'x', 'x'"),
             ("p.jsonl", '{"prompt": "a", "x": NaN}', "line 1: no JSON (NaN is no JSON)"),
         ],
     )

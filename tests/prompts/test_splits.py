@@ -26,11 +26,7 @@ CHECKS = {"duplicates": "refuse", "empty": "refuse", "spaces": "strip", "too_lon
 LIMITS = {"words": (lambda text: len(text.split()), 3)}
 DOGS = [[{"class": "dog", "count": count}] for count in (2, 3)]
 RECORD = {"tag": "counting", "include": DOGS[0], "exclude": DOGS[1]}
-QUESTION = {
-    "Category": "Cultural knowledge",
-    "Subcategory": "Festival",
-    "Explanation": "A pumpkin is carved.",
-}
+QUESTION = {"Category": "Cultural knowledge", "Subcategory": "Festival", "Explanation": "A pumpkin is carved."}
 
 
 def splits(**settings: Any) -> dict[str, Split]:
@@ -149,19 +145,13 @@ def test_a_file_that_is_too_short_is_named_with_the_key_and_its_duplicates(tmp_p
     both = r"prompts.train_count \+ prompts.eval_count = {}"
     for settings, message in (
         ({"train_file": file}, rf"a.txt: must hold {both.format(5)} prompts, got 3"),
-        (
-            {"train_file": file, "eval_file": short, "train_count": 4},
-            r"a.txt: .*train_count = 4 prompts, got 3",
-        ),
+        ({"train_file": file, "eval_file": short, "train_count": 4}, r"a.txt: .*train_count = 4 prompts, got 3"),
         ({"train_file": file, "eval_file": short}, r"b.txt: must hold prompts.eval_count = 2 prompts, got 1"),
         (
             {"train_file": doubles | {"limit": 5}, "checks": checks},
             r"5 were read and 2 dropped\); raise `prompts.train_file.limit`",
         ),
-        (
-            {"train_file": doubles, "train_count": 4, "checks": checks},
-            r"7 were read and 2 dropped\); lower the",
-        ),
+        ({"train_file": doubles, "train_count": 4, "checks": checks}, r"7 were read and 2 dropped\); lower the"),
     ):
         with pytest.raises(DataError, match=message):
             splits(**settings)
@@ -228,10 +218,7 @@ def test_benchmarks_are_splits_of_their_own(tmp_path: Path) -> None:
     wise.write_text(json.dumps([QUESTION | {"prompt_id": n, "Prompt": f"prompt {n}"} for n in (1, 2, 3)]))
     more = write(tmp_path / "more.csv", "Prompts,Category", "one,x", "two,y")
     of_wise = {"kind": "wise", "version": "legacy", "paths": [str(wise)], "rewritten": []}
-    rows = [
-        "item_id,text,proposition_id,dependency,tuple,question_natural_language",
-        "a,a cup,1,0,entity,A cup?",
-    ]
+    rows = ["item_id,text,proposition_id,dependency,tuple,question_natural_language", "a,a cup,1,0,entity,A cup?"]
     dpg = tmp_path / "dpg_bench.csv"
     dpg.write_text("\n".join([*rows, "b,a dog,1,0,entity,A dog?", "b,a dog,2,1,entity,Is it red?"]))
     made = splits(
@@ -346,8 +333,7 @@ def test_truncated_prompts_are_reported_once_by_line(tmp_path: Path) -> None:
 def test_file_is_read_once_and_checked_before_tokenizers_load(tmp_path, monkeypatch, capsys):
     read: list[object] = []
     monkeypatch.setattr(
-        "chunk_grpo.prompts.splits.read_prompt_file",
-        lambda *args: read.append(args) or read_prompt_file(*args),
+        "chunk_grpo.prompts.splits.read_prompt_file", lambda *args: read.append(args) or read_prompt_file(*args)
     )
     made = prepared(tmp_path, PLAIN)
     assert len(read) == 1

@@ -47,8 +47,7 @@ def refused(*paths: Path, version: ProtocolName = "legacy", rewritten: tuple[Pat
 
 
 @pytest.mark.parametrize(
-    ("version", "counts"),
-    [("legacy", [400, 167, 133, 100, 100, 100]), ("verified", [400, 120, 120, 120, 120, 120])],
+    ("version", "counts"), [("legacy", [400, 167, 133, 100, 100, 100]), ("verified", [400, 120, 120, 120, 120, 120])]
 )
 def test_sizes_of_the_categories(version: ProtocolName, counts: list[int], tmp_path: Path) -> None:
     files = [

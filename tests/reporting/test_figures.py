@@ -8,15 +8,7 @@ from chunk_grpo.reporting.page import WIDER
 
 @pytest.mark.parametrize(
     ("count", "columns", "rows"),
-    [
-        (1, 2, [1]),
-        (2, 2, [2]),
-        (3, 2, [2, 1]),
-        (5, 2, [2, 2, 1]),
-        (4, 3, [2, 2]),
-        (5, 3, [3, 2]),
-        (7, 3, [3, 2, 2]),
-    ],
+    [(1, 2, [1]), (2, 2, [2]), (3, 2, [2, 1]), (5, 2, [2, 2, 1]), (4, 3, [2, 2]), (5, 3, [3, 2]), (7, 3, [3, 2, 2])],
 )
 def test_rows_are_as_even_as_they_can_be(count: int, columns: int, rows: list[int]) -> None:
     assert row_sizes(count, columns) == rows

@@ -54,11 +54,7 @@ def make_clip(
     vocab, merges = vocabulary or small_vocabulary()
     end = vocab["<|endoftext|>"]
     width, wide = sizes.width, 3 * sizes.width // 2
-    layers = {
-        "num_hidden_layers": sizes.layers,
-        "num_attention_heads": sizes.heads,
-        "hidden_act": "quick_gelu",
-    }
+    layers = {"num_hidden_layers": sizes.layers, "num_attention_heads": sizes.heads, "hidden_act": "quick_gelu"}
     config = CLIPConfig(
         text_config={
             **layers,

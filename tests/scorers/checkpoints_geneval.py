@@ -59,10 +59,7 @@ def make_detector(folder: Path) -> None:
         pixels = model.model.pixel_level_module.decoder.mask_projection
         queries = model.model.transformer_module.decoder.mask_predictor.mask_embedder
         pixels.weight.normal_(std=8)
-        pixels.weight[0], pixels.bias[0] = (
-            0,
-            10,
-        )  # with the next line: 100 less in all masks, which leaves them small
+        pixels.weight[0], pixels.bias[0] = (0, 10)  # with the next line: 100 less in all masks, which leaves them small
         queries.get_parameter("2.0.bias")[0] = -10
         queries.get_parameter("2.0.weight").normal_(std=0.5)
     model.save_pretrained(folder)

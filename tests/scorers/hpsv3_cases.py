@@ -10,22 +10,12 @@ from chunk_grpo.config.scorers import HPSv3Scorer
 from chunk_grpo.scorers.hpsv3 import HPSv3
 from tests.scorers.samples import weights
 
-PROMPTS = [
-    "a photo of a red circle",
-    "a cat",
-    "",
-    'two squares, "blue" and 4 green, as in a child\'s drawing',
-]
+PROMPTS = ["a photo of a red circle", "a cat", "", 'two squares, "blue" and 4 green, as in a child\'s drawing']
 
 # mu and the second number by the package hpsv3 1.0.0 with transformers 4.45.2 and torch 2.13.0, in float32, on
 # make_hpsv3(seed=0) and PROMPTS with pictures(4); test_hpsv3_original.py computes them again.
 GOLDEN = np.array(
-    [
-        [0.538478732, -0.880343556],
-        [-0.578525186, 0.167764306],
-        [-0.015883803, 0.138507009],
-        [-0.664959908, 0.060912728],
-    ]
+    [[0.538478732, -0.880343556], [-0.578525186, 0.167764306], [-0.015883803, 0.138507009], [-0.664959908, 0.060912728]]
 )
 CLOSE = {"rel": 1e-4, "abs": 1e-5}
 """Tolerance in float32: another order of sums changes the sixth decimal, in the package too."""

@@ -13,43 +13,22 @@ from chunk_grpo.scorers.wise.scorer import Wise
 from tests.scorers.judge_server import Request, asking
 
 GOOD = "Consistency: 2\nRealism: 1\nAesthetic Quality: 0"
-STARS = {
-    "kind": "number",
-    "pattern": r"Stars: (-?\d+(?:\.\d+)?)",
-    "lowest": 1.0,
-    "highest": 5.0,
-    "scale": "judge",
-}
+STARS = {"kind": "number", "pattern": r"Stars: (-?\d+(?:\.\d+)?)", "lowest": 1.0, "highest": 5.0, "scale": "judge"}
 
 
 def wise(url: str, folder: Path, **changes: Any) -> Wise:
-    options = asking(url, folder) | {
-        "kind": "wise",
-        "splits": ("eval",),
-        "protocol": "legacy",
-        "instructions": None,
-    }
+    options = asking(url, folder) | {"kind": "wise", "splits": ("eval",), "protocol": "legacy", "instructions": None}
     return Wise("wise", WiseScorer.model_validate({**options, **changes}))
 
 
 def vlm_judge(url: str, folder: Path, key: str = "stars", **changes: Any) -> VlmJudge:
-    options = asking(url, folder) | {
-        "kind": "vlm-judge",
-        "splits": ("eval",),
-        "system": None,
-        "image": "before",
-    }
+    options = asking(url, folder) | {"kind": "vlm-judge", "splits": ("eval",), "system": None, "image": "before"}
     options |= {"template": 'How many stars has "{prompt}"?', "template_file": None, "reading": STARS}
     return VlmJudge(key, VlmJudgeScorer.model_validate({**options, **changes}))
 
 
 def questions(url: str, folder: Path, **changes: Any) -> Questions:
-    options = asking(url, folder) | {
-        "kind": "questions",
-        "splits": ("dpg",),
-        "system": None,
-        "image": "before",
-    }
+    options = asking(url, folder) | {"kind": "questions", "splits": ("dpg",), "system": None, "image": "before"}
     options |= {"template": "{question} Answer yes or no."}
     return Questions("dpg", QuestionsScorer.model_validate({**options, **changes}))
 

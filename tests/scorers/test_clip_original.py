@@ -72,14 +72,7 @@ def original(python: Path, folder: Path, batch: ScoreBatch, resize_mode: str) ->
             "patch_size": 8,
             "mlp_ratio": 2.0,
         },
-        "text_cfg": {
-            "context_length": 77,
-            "vocab_size": 49408,
-            "width": 32,
-            "heads": 2,
-            "layers": 2,
-            "mlp_ratio": 2.0,
-        },
+        "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2, "mlp_ratio": 2.0},
     }
     pictures = {"mean": MEAN, "std": STD, "interpolation": "bicubic", "resize_mode": resize_mode}
     config = {"model_cfg": model, "preprocess_cfg": pictures}

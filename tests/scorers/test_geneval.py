@@ -78,24 +78,13 @@ def placed(relation: str) -> list[dict[str, Any]]:
         ("colors", [CAT | {"color": "orange"}], {}, 0, 3),  # the less sure one's
         ("position", placed("right of"), {}, 1, 3),
         ("position", placed("left of"), {}, 0, 3),
-        (
-            "position",
-            placed("right of"),
-            {"position_threshold": 1.0},
-            0,
-            3,
-        ),  # 20 pixels apart, 20 wide together
+        ("position", placed("right of"), {"position_threshold": 1.0}, 0, 3),  # 20 pixels apart, 20 wide together
         ("single_object", [CAT], {"reward": "graded"}, 0, 3),  # 1 - |1 - 2| / 1
         ("two_object", [CAT | {"count": 4}], {"reward": "graded"}, 0.5, 3),
     ],
 )
 def test_records_and_settings_reach_the_rules(
-    tag: str,
-    include: list[dict[str, Any]],
-    changes: dict[str, Any],
-    value: float,
-    objects: int,
-    tmp_path: Path,
+    tag: str, include: list[dict[str, Any]], changes: dict[str, Any], value: float, objects: int, tmp_path: Path
 ) -> None:
     scores = scorer(tmp_path, **changes).score(batch([painted(RED, ORANGE, GREEN)], {"tag": tag, "include": include}))
     assert (scores.values.tolist(), scores.details["objects"].tolist()) == ([value], [objects])

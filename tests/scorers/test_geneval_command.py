@@ -38,11 +38,7 @@ def artifacts(tmp_path, monkeypatch):
     other = {"prompt_id": "eval-00000", "split": "eval", "prompt": "x", "category": "", "metadata": "{}"}
     keys = [{**WHO, "prompt_id": name, "sample": sample} for name in NAMES for sample in (1, 0)]
     images = [
-        {
-            **key,
-            "seed": 0,
-            "image": {"bytes": picture(NAMES.index(key["prompt_id"]), key["sample"]), "path": "a"},
-        }
+        {**key, "seed": 0, "image": {"bytes": picture(NAMES.index(key["prompt_id"]), key["sample"]), "path": "a"}}
         for key in keys
     ]
     hybrid = {**images[0], "mode": "hybrid", "image": {"bytes": picture(20, 0), "path": "b"}}

@@ -9,11 +9,7 @@ import pytest
 from chunk_grpo.errors import DataError
 from chunk_grpo.scorers.geneval.folders import read_results, write_prompt_folder
 
-RECORD = {
-    "tag": "colors",
-    "include": [{"class": "cat", "count": 1, "color": "red"}],
-    "prompt": "a photo of a red cat",
-}
+RECORD = {"tag": "colors", "include": [{"class": "cat", "count": 1, "color": "red"}], "prompt": "a photo of a red cat"}
 
 
 def test_pictures_of_another_run_are_not_mixed_in(tmp_path):
@@ -61,10 +57,7 @@ def test_results_in_the_order_of_prompts_and_samples(tmp_path):
         ({**LINE, "correct": "yes"}, ":2: no result of GenEval's evaluator: correct: .*, got 'yes'$"),
         ({**LINE, "tag": "spelling"}, ":2: no result of GenEval's evaluator: tag: .*, got 'spelling'$"),
         ({**LINE, "metadata": "{"}, ":2: no result of GenEval's evaluator: metadata: Invalid JSON"),
-        (
-            {**LINE, "filename": "a/b/c.png"},
-            ":2: no result of GenEval's evaluator: filename: .*, got 'a/b/c.png'$",
-        ),
+        ({**LINE, "filename": "a/b/c.png"}, ":2: no result of GenEval's evaluator: filename: .*, got 'a/b/c.png'$"),
         (LINE, ":2: a second result for sample 3 of prompt 12"),
     ],
 )

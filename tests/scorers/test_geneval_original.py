@@ -31,14 +31,7 @@ from chunk_grpo.scorers.geneval.rules import (
     tag_means,
 )
 from tests.scorers.checkpoints_geneval import load_classifier, make_geneval
-from tests.scorers.originals.geneval import (
-    evaluator,
-    geneval_source,
-    graded_original,
-    packages,
-    run_file,
-    stand_in,
-)
+from tests.scorers.originals.geneval import evaluator, geneval_source, graded_original, packages, run_file, stand_in
 
 pytestmark = pytest.mark.network
 
@@ -280,9 +273,7 @@ def test_original_evaluator_reads_folders_and_results_are_read_back(tmp_path, mo
 
     monkeypatch.setattr(original, "inference_detector", detector)
     monkeypatch.setattr(
-        original,
-        "color_classification",
-        lambda image, objects, name: [colour_of[float(box[4])] for box, _ in objects],
+        original, "color_classification", lambda image, objects, name: [colour_of[float(box[4])] for box, _ in objects]
     )
     outfile = tmp_path / "results" / "results.jsonl"
     original.args.imagedir, original.args.outfile = str(tmp_path / "images"), str(outfile)

@@ -149,12 +149,7 @@ THREE, LIMIT = many("cat", 0.9, 0.8, 0.7), [clause("cat", 3)]
         ),
         # color: the most confident object decides, and as many of the colour as demanded
         (many("cat", 0.5, 0.9), [RED_CAT], {"colours": {("cat", 1): "red"}}, []),
-        (
-            many("cat", 0.5, 0.9),
-            [RED_CAT],
-            {"colours": {("cat", 1): "blue"}},
-            ["cat: color 1 red, found 1 blue"],
-        ),
+        (many("cat", 0.5, 0.9), [RED_CAT], {"colours": {("cat", 1): "blue"}}, ["cat: color 1 red, found 1 blue"]),
         (
             THREE,
             [clause("cat", 3, color="red")],
@@ -177,12 +172,7 @@ THREE, LIMIT = many("cat", 0.9, 0.8, 0.7), [clause("cat", 3)]
         ),
         ([BEYOND, CAT, DOG], [clause("cat"), RIGHT_DOG], {}, []),
         ([CAT, BEYOND, DOG], [clause("cat", 2), RIGHT_DOG], {}, ["dog: position right of, found left of"]),
-        (
-            [DOG],
-            [clause("cat"), RIGHT_DOG],
-            {},
-            ["cat: include 1, found 0", "dog: target right of, found no target"],
-        ),
+        ([DOG], [clause("cat"), RIGHT_DOG], {}, ["cat: include 1, found 0", "dog: target right of, found no target"]),
         (  # a target of another colour is none
             [CAT, DOG],
             [RED_CAT, RIGHT_DOG],

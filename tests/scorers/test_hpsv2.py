@@ -109,8 +109,7 @@ def test_another_file_is_refused(folder: Path, tmp_path: Path, change: Any, said
 def test_half_precision_files_are_read(folder: Path, tmp_path: Path) -> None:
     content = torch.load(folder / "model" / "HPS_v2.1_compressed.pt")["state_dict"]
     torch.save(
-        {"state_dict": {name: value.half() for name, value in content.items()}},
-        tmp_path / "HPS_v2.1_compressed.pt",
+        {"state_dict": {name: value.half() for name, value in content.items()}}, tmp_path / "HPS_v2.1_compressed.pt"
     )
     found = hpsv2(folder, model=weights(tmp_path)).score(batch()).values
     np.testing.assert_allclose(found, hpsv2(folder).score(batch()).values, atol=0.01)

@@ -36,13 +36,7 @@ def test_tokens_pixels_and_scores_are_the_packages(tmp_path: Path) -> None:
     make_hpsv2(tmp_path / "model", vocabulary=CLIP_WORDS)
     sizes = {
         "embed_dim": JOINT,
-        "vision_cfg": {
-            "image_size": IMAGE,
-            "layers": LAYERS,
-            "width": WIDE,
-            "head_width": 80,
-            "patch_size": PATCH,
-        },
+        "vision_cfg": {"image_size": IMAGE, "layers": LAYERS, "width": WIDE, "head_width": 80, "patch_size": PATCH},
         "text_cfg": {
             "context_length": 77,
             "vocab_size": CLIP_WORDS,

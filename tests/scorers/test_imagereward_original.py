@@ -38,13 +38,7 @@ def test_tokens_pixels_and_rewards_are_the_packages(folder):
     torch_version = torch.__version__.partition("+")[0]
     python = python_with(
         "imagereward",
-        [
-            f"torch=={torch_version}",
-            "torchvision",
-            "transformers==4.45.2",
-            "timm==0.6.13",
-            "fairscale==0.4.13",
-        ],
+        [f"torch=={torch_version}", "torchvision", "transformers==4.45.2", "timm==0.6.13", "fairscale==0.4.13"],
         alone=["image-reward==1.5"],
     )
     images = np.random.default_rng(2).integers(0, 256, (3, 259, 256, 3), dtype=np.uint8)

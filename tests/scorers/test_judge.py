@@ -38,8 +38,7 @@ class TestFailures:
     def test_repeated_server_errors_end_scoring(self, judge_server, make_wise, status):
         judge_server.answer = lambda request: Reply(b'{"error": {"message": "busy"}}', status, SOON)
         with pytest.raises(
-            TransientError,
-            match=rf"(?s)no answer from {judge_server.url} to WISE prompt 1 .*{status}.*busy.*again",
+            TransientError, match=rf"(?s)no answer from {judge_server.url} to WISE prompt 1 .*{status}.*busy.*again"
         ):
             make_wise().score(batch_of(1))
         assert len(judge_server.requests) == 3

@@ -30,11 +30,7 @@ def test_instructions_differ_and_their_words_fit_the_text_encoder() -> None:
     """100 colours (with a colour in the name one fewer to choose), 72 shapes, 24 removals."""
     instructions = all_instructions()
     assert len({i.prompt for i in instructions}) == len(instructions)
-    assert Counter(i.kind for i in instructions) == {
-        "recolour": 20 + 80,
-        "replace": 12 + 60,
-        "remove": 4 + 20,
-    }
+    assert Counter(i.kind for i in instructions) == {"recolour": 20 + 80, "replace": 12 + 60, "remove": 4 + 20}
     assert max(len(i.prompt.split()) for i in instructions) == 6
     assert {i.to for i in instructions} == {None, *COLOURS, *SHAPES}
     for kind in EDIT_KINDS:

@@ -10,14 +10,7 @@ import pytest
 from chunk_grpo.shapes.detect import detect
 from chunk_grpo.shapes.judge import broken_rule, exact_score, graded_score, relation_margins, vividness
 from chunk_grpo.shapes.layout import sample_scene
-from chunk_grpo.shapes.prompts import (
-    CATEGORIES,
-    Demand,
-    PromptSpec,
-    all_prompts,
-    knowledge_prompts,
-    parse_metadata,
-)
+from chunk_grpo.shapes.prompts import CATEGORIES, Demand, PromptSpec, all_prompts, knowledge_prompts, parse_metadata
 from chunk_grpo.shapes.render import render
 from chunk_grpo.shapes.scene import COLOURS, SHAPES, Scene, Thing
 
@@ -83,10 +76,7 @@ def test_metadata_is_geneval_s_and_survives_the_round_trip():
     spec = next(s for s in all_prompts() if s.prompt == "a circle left of a square")
     assert spec.metadata() == {
         "tag": "position",
-        "include": [
-            {"class": "square", "count": 1},
-            {"class": "circle", "count": 1, "position": ["left of", 0]},
-        ],
+        "include": [{"class": "square", "count": 1}, {"class": "circle", "count": 1, "position": ["left of", 0]}],
         "prompt": "a circle left of a square",
     }
     for spec in all_prompts() + knowledge_prompts():

@@ -76,12 +76,7 @@ class Started:
         (folder / "out").mkdir()
 
     def command(self, work: str | None, *more: str) -> list[str]:
-        options = [
-            "--params",
-            str(ROOT / "params.yaml"),
-            "--manifest",
-            str(self.folder / "runs" / "test@a.json"),
-        ]
+        options = ["--params", str(ROOT / "params.yaml"), "--manifest", str(self.folder / "runs" / "test@a.json")]
         works = [] if work is None else ["--work", work]
         return [sys.executable, str(self.folder / "stage.py"), *options, "--out", "out", *works, *more]
 

@@ -60,9 +60,7 @@ def test_a_change_of_what_training_does_not_use_leaves_the_other_specs_as_they_a
     assert found[2]["scorers/own.json"]["spec_hash"] != found[3]["scorers/own.json"]["spec_hash"]
 
 
-def test_the_scores_of_a_users_own_scorer_are_of_its_splits_and_carry_its_spec(
-    workspace: Workspace,
-) -> None:
+def test_the_scores_of_a_users_own_scorer_are_of_its_splits_and_carry_its_spec(workspace: Workspace) -> None:
     (workspace.root / "own_rewards.py").write_text(OWN)
     workspace.edit(lambda raw: raw["scorers"].update(own=external("own_rewards:brightness")))
     assert workspace.run("check_scorers") == 0

@@ -59,11 +59,7 @@ def pictures(workspace: Workspace, policy: str, *modes: str) -> dict[tuple[str, 
 def test_a_saved_policy_and_images_made_elsewhere_are_those_of_the_variant_in_the_report(
     workspace: Workspace, saved: Path, given: Path
 ) -> None:
-    compare(
-        workspace,
-        mine={"kind": "weights", "path": str(saved)},
-        drawn={"kind": "images", "path": str(given)},
-    )
+    compare(workspace, mine={"kind": "weights", "path": str(saved)}, drawn={"kind": "images", "path": str(given)})
     workspace.edit(lambda raw: raw.update(variants={VARIANT: raw["variants"][VARIANT]}))
     for scorer in SCORERS:
         of_scorer = replace(workspace, scorer=scorer)

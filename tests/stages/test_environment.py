@@ -41,10 +41,7 @@ NUMBER = "must be a whole number of at least 0, got"
             "CHUNK_GRPO_PROCESSES: must be a whole number of at least 1, got 'two'; set one",
         ),
         ({"RANK": "-1"}, f"RANK: {NUMBER} '-1'; {REMEDY}"),
-        (
-            dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE"), "2"),
-            "RANK: must be below WORLD_SIZE = 2, got 2; ",
-        ),
+        (dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE"), "2"), "RANK: must be below WORLD_SIZE = 2, got 2; "),
     ],
     ids=str,
 )
@@ -64,12 +61,7 @@ def test_rejects_invalid_environment_variables(
 
 @pytest.mark.parametrize(
     "given",
-    [
-        {},
-        {"RANK": "0"},
-        {"RANK": "0", "WORLD_SIZE": "1"},
-        {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"},
-    ],
+    [{}, {"RANK": "0"}, {"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}],
     ids=str,
 )
 def test_accepts_variables_of_launchers_and_schedulers(given: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

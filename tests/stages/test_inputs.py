@@ -164,26 +164,14 @@ def test_a_model_that_changed_meanwhile_is_refused(workspace: Workspace, capsys:
         assert workspace.files() == before
 
 
-TRACKED = (
-    "prompts.txt",
-    "weights.bin",
-    "worker.py",
-    "own_scorer.py",
-    "model",
-    "policy",
-    "images",
-    "words.txt",
-)
+TRACKED = ("prompts.txt", "weights.bin", "worker.py", "own_scorer.py", "model", "policy", "images", "words.txt")
 
 
 def test_a_missing_file_of_dvc_add_is_refused_whatever_names_it(
     own: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for path, value in {
-        "policies": {
-            "first": {"kind": "weights", "path": "policy"},
-            "second": {"kind": "images", "path": "images"},
-        },
+        "policies": {"first": {"kind": "weights", "path": "policy"}, "second": {"kind": "images", "path": "images"}},
         "scorers.judge": ASKED | {"template": None, "template_file": "words.txt"},
     }.items():
         own.edit(put(path, value))

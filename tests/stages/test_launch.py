@@ -148,16 +148,7 @@ def test_processes_end_with_the_one_that_started_them_or_its_parent(by_another: 
 
 @pytest.mark.parametrize(
     ("gpus", "machines", "share", "count"),
-    [
-        (1, 1, 4, 1),
-        (2, 1, 4, 2),
-        (3, 1, 4, 2),
-        (8, 1, 4, 4),
-        (4, 1, 5, 1),
-        (1, 2, 4, 1),
-        (8, 2, 16, 8),
-        (8, 2, 12, 6),
-    ],
+    [(1, 1, 4, 1), (2, 1, 4, 2), (3, 1, 4, 2), (8, 1, 4, 4), (4, 1, 5, 1), (1, 2, 4, 1), (8, 2, 16, 8), (8, 2, 12, 6)],
 )
 def test_there_are_as_many_processes_as_gpus_can_share_the_trajectories(
     gpus: int, machines: int, share: int, count: int, capsys: pytest.CaptureFixture[str]

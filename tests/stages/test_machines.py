@@ -12,12 +12,7 @@ from chunk_grpo.environment import MACHINE, MACHINES, MASTER_ADDRESS, NOTES
 from chunk_grpo.errors import ConfigError, DataError, TransientError
 from stages._launch import machines as _machines
 from stages._launch.elastic import Job, Machines, Outcome
-from stages._launch.machines import (
-    END_SECONDS,
-    LOST_SECONDS,
-    Board,
-    machines_of_environment,
-)
+from stages._launch.machines import END_SECONDS, LOST_SECONDS, Board, machines_of_environment
 from stages.follow import refusal_of
 from tests.stages.started import Started
 from tests.stages.two_machines import Pair
@@ -98,16 +93,8 @@ def test_a_lost_machine_ends_the_other_in_time(victim: int, two: Pair, started: 
     [
         (JOB, 0, ""),
         (JOB, 2, ""),
-        (
-            JOB,
-            1,
-            "it has 1 GPUs, and must have at least 2, as machine 0 uses; set CHUNK_GRPO_PROCESSES to 1",
-        ),
-        (
-            Job("name", [], "/elsewhere", None, 1, "first", 1),
-            0,
-            "/elsewhere: must be on a disk that all machines see",
-        ),
+        (JOB, 1, "it has 1 GPUs, and must have at least 2, as machine 0 uses; set CHUNK_GRPO_PROCESSES to 1"),
+        (Job("name", [], "/elsewhere", None, 1, "first", 1), 0, "/elsewhere: must be on a disk that all machines see"),
     ],
 )
 def test_a_follower_refuses_what_it_cannot_run(job: Job, gpus: int, refusal: str) -> None:
@@ -162,11 +149,7 @@ PLACE = {MACHINES: "2", MACHINE: "0", MASTER_ADDRESS: "first", NOTES: "/notes"}
         (MACHINES, "1:4", "PET_NNODES: must be a whole number of at least 1, got '1:4'"),
         (MACHINE, "2", "PET_NODE_RANK: must be below PET_NNODES = 2, got 2"),
         (MACHINE, None, "PET_NODE_RANK: must be below PET_NNODES = 2, got None"),
-        (
-            MASTER_ADDRESS,
-            None,
-            "PET_MASTER_ADDR: must be the host name of machine 0, because PET_NNODES is 2",
-        ),
+        (MASTER_ADDRESS, None, "PET_MASTER_ADDR: must be the host name of machine 0, because PET_NNODES is 2"),
         (NOTES, None, "CHUNK_GRPO_MACHINES: must be a folder on a disk that all machines see, because"),
     ],
 )

@@ -98,11 +98,7 @@ def test_options_are_explained_and_those_that_are_missing_or_unknown_are_exit_co
 
 @pytest.mark.parametrize(
     ("work", "number"),
-    [
-        ("load", signal.SIGTERM),
-        ("wait", signal.SIGINT),
-        pytest.param("wait", signal.SIGHUP, marks=pytest.mark.slow),
-    ],
+    [("load", signal.SIGTERM), ("wait", signal.SIGINT), pytest.param("wait", signal.SIGHUP, marks=pytest.mark.slow)],
 )
 def test_a_stop_signal_ends_a_stage_at_once(work: str, number: signal.Signals, started: Started) -> None:
     """Also where all errors of a library are caught."""

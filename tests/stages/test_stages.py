@@ -66,11 +66,7 @@ def test_prompts_are_balanced_and_held_out(finished: Workspace) -> None:
 
 @pytest.mark.parametrize(
     ("part", "table"),
-    [
-        ("training/seed-0", "scheduled/seed-0"),
-        ("profile", "scheduled/profile"),
-        ("evaluation", "evaluation"),
-    ],
+    [("training/seed-0", "scheduled/seed-0"), ("profile", "scheduled/profile"), ("evaluation", "evaluation")],
 )
 def test_embeddings_have_a_row_for_every_text(part: str, table: str, finished: Workspace) -> None:
     index = rows(finished, f"embeddings/{part}/index.parquet", "embeddings")

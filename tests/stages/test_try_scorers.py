@@ -61,9 +61,7 @@ def test_the_output_is_the_same_after_every_trial(workspace: Workspace) -> None:
         assert path.read_bytes() == before
 
 
-def test_a_scorer_gets_prompts_and_metadata_of_its_splits_at_the_size_of_the_run(
-    workspace: Workspace,
-) -> None:
+def test_a_scorer_gets_prompts_and_metadata_of_its_splits_at_the_size_of_the_run(workspace: Workspace) -> None:
     """As a reward it gets train prompts too."""
     things = {"kind": "coco", "count": 6, "seed": 0}
     workspace.edit(lambda raw: raw["prompts"]["benchmarks"].update(things=things))
@@ -74,12 +72,7 @@ def test_a_scorer_gets_prompts_and_metadata_of_its_splits_at_the_size_of_the_run
     code, errors = tried(workspace)
     assert code == 0, errors
     found = recorded(workspace)
-    assert [shape for shape, _, _ in found] == [
-        [1, 32, 32, 3],
-        [1, 32, 32, 3],
-        [2, 40, 32, 3],
-        [2, 40, 32, 3],
-    ]
+    assert [shape for shape, _, _ in found] == [[1, 32, 32, 3], [1, 32, 32, 3], [2, 40, 32, 3], [2, 40, 32, 3]]
     of_things = found[-1][2]
     assert [record["tag"] for record in of_things] == ["single_object", "colors"]
     assert len({prompt for _, prompts, _ in found for prompt in prompts}) == 6

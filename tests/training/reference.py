@@ -50,13 +50,7 @@ class ReferenceTrainer:
     """Trainer of all weights of the family's transformer, in place."""
 
     def __init__(
-        self,
-        family: Family,
-        prompts: PromptSet,
-        reward: Reward,
-        method: Method,
-        settings: TrainParams,
-        seed: int,
+        self, family: Family, prompts: PromptSet, reward: Reward, method: Method, settings: TrainParams, seed: int
     ) -> None:
         """Prepare training; arguments as in `chunk_grpo.training.trainer.Trainer`."""
         self._family, self._prompts, self._reward = family, prompts, reward
@@ -149,10 +143,7 @@ class ReferenceTrainer:
         image = as_pictures(self._family.decode(states[-1]).cpu().numpy())
         scores = self._reward.scores(ScoreBatch(image, prompt.texts, prompt.metadata, prompt.groups()))
         return Sample(
-            prompt,
-            torch.cat(states),
-            torch.cat(log_probs),
-            float(weighted_sum(scores, self._reward.weights)[0]),
+            prompt, torch.cat(states), torch.cat(log_probs), float(weighted_sum(scores, self._reward.weights)[0])
         )
 
     def _select(self, iteration: int, number: int, samples: Sequence[Sample]) -> Tensor:

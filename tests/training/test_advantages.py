@@ -76,12 +76,7 @@ def gains(**changes: Any) -> torch.Tensor:
 def test_gains_are_of_the_weighted_sum_from_boundary_to_boundary():
     """R = graded + 0.6 vivid at the first noise, at the boundary and of the image; each chunk has its own deviation."""
     boundaries = np.stack(
-        [
-            [0.6, 0.0, 0.0, 4.0, 5.0, 6.0],
-            [1.0, 0.0, 0.0, 5.6, 6.2, 6.8],
-            GRADED + 0.6 * VIVID,
-        ],
-        axis=1,
+        [[0.6, 0.0, 0.0, 4.0, 5.0, 6.0], [1.0, 0.0, 0.0, 5.6, 6.2, 6.8], GRADED + 0.6 * VIVID], axis=1
     ).reshape(2, 3, 3)
     gained = np.diff(boundaries, axis=2)
     by_group = [[standard(gained[group, :, chunk]) for chunk in (0, 1)] for group in (0, 1)]

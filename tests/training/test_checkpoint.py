@@ -238,16 +238,10 @@ def cut(path: Path) -> None:
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut": (lambda path: cut(path / WHOLE), f"{WHOLE} is damaged (its checksum is wrong)"),
     "lost": (lambda path: (path / STATE).unlink(), f"{STATE} cannot be read (No such file"),
-    "manifest cut": (
-        lambda path: cut(path / MANIFEST),
-        f"damaged or not a checkpoint of the format {FORMAT}",
-    ),
+    "manifest cut": (lambda path: cut(path / MANIFEST), f"damaged or not a checkpoint of the format {FORMAT}"),
     "manifest empty": (lambda path: (path / MANIFEST).write_bytes(b""), "damaged or not a checkpoint"),
     "a list": (lambda path: (path / MANIFEST).write_text("[1]"), "damaged or not a checkpoint"),
-    "other format": (
-        lambda path: rewritten(path, format="x/1"),
-        "of another computation (its format is 'x/1'",
-    ),
+    "other format": (lambda path: rewritten(path, format="x/1"), "of another computation (its format is 'x/1'"),
     "other run": (lambda path: rewritten(path, identity="0"), "of another computation (its identity is '0'"),
     "other iteration": (
         lambda path: rewritten(path, iteration=4),
@@ -323,10 +317,7 @@ def test_when_none_can_be_used_all_are_named(tmp_path):
 
 @pytest.mark.parametrize(
     ("function", "number", "said"),
-    [
-        ("fsync", errno.ENOSPC, "no space left on the disk; nothing was changed"),
-        ("replace", errno.EROFS, "read-only"),
-    ],
+    [("fsync", errno.ENOSPC, "no space left on the disk; nothing was changed"), ("replace", errno.EROFS, "read-only")],
 )
 def test_a_save_that_fails_leaves_the_older_ones(function, number, said, tmp_path, monkeypatch):
     (older,) = saved(tmp_path, 7)

@@ -73,12 +73,7 @@ def test_chunk_draw_does_not_depend_on_process_count(plan):
     part = drawn()
     rows = slice(2, 4)
     cut = SampledTrajectories(
-        part.states[rows],
-        part.first_step[rows],
-        part.noisy[rows],
-        part.log_probs[rows],
-        None,
-        part.finals[rows],
+        part.states[rows], part.first_step[rows], part.noisy[rows], part.log_probs[rows], None, part.finals[rows]
     )
     mine = select(variant, draw(rows=range(2, 4), total=B), cut)
     kept = mine.selected.shape[1]

@@ -36,11 +36,7 @@ def test_the_rule_by_hand() -> None:
     assert not controller.has_ended
     assert controller.judge(0.55) == "fallen"
     assert controller.has_ended
-    assert controller.metrics() == {
-        "controller/kl_coef": 0.08,
-        "controller/clip_scale": 0.25,
-        "controller/falls": 3.0,
-    }
+    assert controller.metrics() == {"controller/kl_coef": 0.08, "controller/clip_scale": 0.25, "controller/falls": 3.0}
 
 
 def test_a_kl_coefficient_of_the_variant_grows() -> None:
@@ -59,13 +55,7 @@ def test_only_a_strictly_greater_score_is_a_new_best() -> None:
 
 @pytest.mark.parametrize(
     ("scores", "without_news"),
-    [
-        ([0.5], 0),
-        ([0.5, 0.4], 1),
-        ([0.5, 0.4, 0.5], 2),
-        ([0.5, 0.4, 0.6], 0),
-        ([0.5, 0.4, 0.6, 0.6, 0.1, 0.2], 3),
-    ],
+    [([0.5], 0), ([0.5, 0.4], 1), ([0.5, 0.4, 0.5], 2), ([0.5, 0.4, 0.6], 0), ([0.5, 0.4, 0.6, 0.6, 0.1, 0.2], 3)],
 )
 def test_stops_after_patience_without_improvement(scores: list[float], without_news: int) -> None:
     for patience in (1, 2, 3, 4, None):

@@ -132,10 +132,7 @@ def flipped(content: bytes) -> bytes:
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut": (damage(WHOLE, lambda content: content[:-1]), f"{WHOLE} is damaged (its checksum is wrong)"),
     "in part": (lambda path: (path / WHOLE).unlink(), f"{WHOLE} cannot be read (No such file"),
-    "other run": (
-        damage(MANIFEST, lambda content: content.replace(b"code-1", b"code-0")),
-        "of another computation",
-    ),
+    "other run": (damage(MANIFEST, lambda content: content.replace(b"code-1", b"code-0")), "of another computation"),
     "other names": (
         damage(MANIFEST, lambda content: content.replace(b'"state.json"', b'"../notes": "0", "state.json"')),
         "does not name the files of a checkpoint",
@@ -284,8 +281,7 @@ def stopped(train, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"optimizer": {}}, {"rows": [1, 2]}, {"extra": {}}, {"network": {}}, {"optimizer": [0.5]}],
+    "changes", [{"optimizer": {}}, {"rows": [1, 2]}, {"extra": {}}, {"network": {}}, {"optimizer": [0.5]}]
 )
 def test_a_copy_whose_values_do_not_fit_the_training_ends_it_with_a_sentence(changes, stopped, train, tmp_path):
     settings = {"copies": str(shutil.copytree(stopped, tmp_path / "bucket"))}

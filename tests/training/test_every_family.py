@@ -34,15 +34,7 @@ def jobs_of(name: str, checkpoint: Path) -> dict[str, Job]:
     scale = module_of(name).CASE.scales[-1]
     found = {}
     for kind, train in (("full", SMALL), ("lora", SMALL | LORA)):
-        job = Job(
-            CHUNK_WS,
-            train,
-            f"{name}-{kind}",
-            sgd=True,
-            cfg_scale=scale,
-            family=name,
-            checkpoint=str(checkpoint),
-        )
+        job = Job(CHUNK_WS, train, f"{name}-{kind}", sgd=True, cfg_scale=scale, family=name, checkpoint=str(checkpoint))
         found[f"{name}-{kind}"] = job
     again = replace(found[f"{name}-full"], folder=f"{name}-stopped")
     return found | {f"{name}-stopped": replace(again, stop_at=10), f"{name}-resumed": again}

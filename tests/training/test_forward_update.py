@@ -8,12 +8,7 @@ import torch
 from torch import Tensor
 
 from chunk_grpo.core.flow import interpolate
-from chunk_grpo.core.forward_process import (
-    matching_value,
-    nft_value,
-    optimality,
-    velocity_divergence,
-)
+from chunk_grpo.core.forward_process import matching_value, nft_value, optimality, velocity_divergence
 from chunk_grpo.core.objective import Terms, chunk_objective
 from chunk_grpo.seeding import generator
 from chunk_grpo.training.method import Method

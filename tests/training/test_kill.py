@@ -183,12 +183,7 @@ def finish(made: Victim) -> float:
 @pytest.mark.parametrize(
     ("kills", "variant", "settings", "least"),
     [
-        (
-            25,
-            {},
-            {"iterations": 24, "checkpoint_every": 2},
-            {"begun": 15, "saving": 3, "resumed": 12, "latest": 8},
-        ),
+        (25, {}, {"iterations": 24, "checkpoint_every": 2}, {"begun": 15, "saving": 3, "resumed": 12, "latest": 8}),
         (
             6,
             {"plan": "guided", "replan_every": 2},

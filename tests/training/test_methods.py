@@ -150,10 +150,7 @@ def test_a_branch_that_is_evaluated_alone_has_the_same_children(policy, data):
 
 def test_images_are_predicted_and_scored_at_the_beginning_of_each_chunk(policy, data):
     """Chunks of 1 and 3 steps: at t = 1 and after the first step, by the velocity of the rollout."""
-    gained, plain = (
-        experience(policy, data, {**CHUNK, "credit": "chunk-gains"}),
-        experience(policy, data, CHUNK),
-    )
+    gained, plain = (experience(policy, data, {**CHUNK, "credit": "chunk-gains"}), experience(policy, data, CHUNK))
     family, states = policy(), plain.trajectories.states
     assert torch.equal(gained.trajectories.states, states)
     assert gained.trajectories.predicted is None  # scored, and not kept during the update

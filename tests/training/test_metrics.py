@@ -83,11 +83,7 @@ def test_clipping_by_update_and_step_of_two_iterations_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("advantages", "degenerate"),
-    [
-        ([0.0, 0.0, 1.0, -1.0], 1),
-        ([[0.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, -1.0]], 1),
-        ([[0.0, 1.0]] * 4, 0),
-    ],
+    [([0.0, 0.0, 1.0, -1.0], 1), ([[0.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, -1.0]], 1), ([[0.0, 1.0]] * 4, 0)],
 )
 def test_a_group_is_degenerate_if_all_its_advantages_are_0(advantages: list[float], degenerate: int) -> None:
     """Of equal rewards in the first group; with gains of chunks they may still have advantages."""

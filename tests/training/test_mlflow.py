@@ -146,10 +146,7 @@ def test_the_environment_names_server_and_experiment(mlflow, opened, monkeypatch
     monkeypatch.setitem(os.environ, "MLFLOW_EXPERIMENT_NAME", "/Shared/own")
     monkeypatch.setitem(os.environ, "MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
     opened()
-    assert (mlflow.uris, mlflow.artifacts) == (
-        ["http://server"],
-        {"/Shared/own": None},
-    )  # the server has a place
+    assert (mlflow.uris, mlflow.artifacts) == (["http://server"], {"/Shared/own": None})  # the server has a place
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "5"
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1"
 

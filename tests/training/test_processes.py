@@ -23,12 +23,7 @@ from chunk_grpo.training.state_files import read_state
 from tests.training.conftest import CHUNK_WS, LORA
 from tests.training.worker import Job, Seen, do, flat, result, run_pair
 
-SMALL: dict[str, Any] = {
-    "iterations": 2,
-    "prompts_per_iteration": 4,
-    "group_size": 2,
-    "updates_per_iteration": 2,
-}
+SMALL: dict[str, Any] = {"iterations": 2, "prompts_per_iteration": 4, "group_size": 2, "updates_per_iteration": 2}
 LISTED = {"objective": "chunk", "plan": "listed"}
 CONDITIONAL = {"guidance_gradient": "conditional"}
 PAIRS = {"forward_noise": "group", "forward_times": "stratified"}
@@ -40,21 +35,14 @@ AVERAGED_LORA = LORA | {"ema_decay": 0.5, "old_log_probs": "training"}
 BEST = {"every": 1, "num_prompts": 2, "images_per_prompt": 1, "seed": 0, "scorers": (), "patience": None}
 
 SHARDED = {**SMALL, "shard_weights": True, "ema_decay": 0.5, "heldout": {**BEST, "keep_best": True}}
-SHARDED_LORA = {
-    **SMALL,
-    **AVERAGED_LORA,
-    "shard_weights": True,
-    "kl_coef": 0.5,
-    "gradient_checkpointing": True,
-}
+SHARDED_LORA = {**SMALL, **AVERAGED_LORA, "shard_weights": True, "kl_coef": 0.5, "gradient_checkpointing": True}
 
 ONE_UPDATE = {**SHARDED, "kl_coef": 0.5, "iterations": 1, "updates_per_iteration": 1}
 
 SAME_BATCHES = {
     "following": Job({"objective": "chunk", "plan": "guided", "replan_every": 1}, SMALL),
     "branching": Job(
-        {"objective": "step", "plan": "step", "fraction": 1.0, "branching": {"points": 2, "children": 2}},
-        SMALL,
+        {"objective": "step", "plan": "step", "fraction": 1.0, "branching": {"points": 2, "children": 2}}, SMALL
     ),
     "sharded-half": Job(CHUNK_WS, {**SHARDED_LORA, "old_log_probs": "rollout"}, dtype="bfloat16"),
 }

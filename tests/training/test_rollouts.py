@@ -117,13 +117,7 @@ def test_a_batch_waits_for_the_scores_of_the_one_before(family, data, monkeypatc
     where = Iteration(1, data.prompts.rows([1, 3]), range(2 * G))
     start = time.perf_counter()
     made = collect_experience(
-        family,
-        method_of(params),
-        where,
-        data.reward,
-        params.train,
-        seed=0,
-        check=lambda: events.append("evaluated"),
+        family, method_of(params), where, data.reward, params.train, seed=0, check=lambda: events.append("evaluated")
     )
     elapsed = time.perf_counter() - start
     assert events == (["evaluated"] * (len(PROFILE) + 1) + ["scored"]) * 3
@@ -132,12 +126,7 @@ def test_a_batch_waits_for_the_scores_of_the_one_before(family, data, monkeypatc
 
 
 def test_one_branch_point_gives_one_step_a_row(family, data):
-    branching = {
-        "objective": "step",
-        "plan": "step",
-        "branching": {"points": 1, "children": G},
-        "fraction": 1.0,
-    }
+    branching = {"objective": "step", "plan": "step", "branching": {"points": 1, "children": G}, "fraction": 1.0}
     params = small_params(branching, group_size=G)
     method = method_of(params)
     where = Iteration(1, data.prompts.rows([1]), range(starts_per_prompt(G, method.variant.branching)))

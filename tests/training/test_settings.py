@@ -20,10 +20,7 @@ from chunk_grpo.training.processes import Processes
 from tests.training.conftest import CHUNK_WS, LORA
 from tests.training.worker import Job, Seen, do, result, run_pair
 
-TUNING: dict[str, dict[str, Any]] = {
-    "full": {},
-    "LoRA, checkpointing": {**LORA, "gradient_checkpointing": True},
-}
+TUNING: dict[str, dict[str, Any]] = {"full": {}, "LoRA, checkpointing": {**LORA, "gradient_checkpointing": True}}
 RUN: dict[str, Any] = {"iterations": 2, "kl_coef": 0.0, "old_log_probs": "training"}
 
 
@@ -251,11 +248,7 @@ def test_a_programs_own_accelerator_keeps_its_settings() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
-        (
-            "ACCELERATE_USE_FSDP",
-            "true",
-            r"accelerate is set to FSDP: set train\.shard_weights to true instead",
-        ),
+        ("ACCELERATE_USE_FSDP", "true", r"accelerate is set to FSDP: set train\.shard_weights to true instead"),
         # Each would train for itself and write the same files.
         ("WORLD_SIZE", "2", "2 processes were started, but accelerate sees 1: without GPUs"),
     ],

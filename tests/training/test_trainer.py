@@ -42,8 +42,7 @@ def test_a_run_is_a_function_of_its_seed_and_each_iteration_of_those_before(trai
 
 
 @pytest.mark.parametrize(
-    "stop_at",
-    [4, 16, 37, *(pytest.param(look, marks=pytest.mark.slow) for look in (1, 9, 12, 19, 26, 33, 50))],
+    "stop_at", [4, 16, 37, *(pytest.param(look, marks=pytest.mark.slow) for look in (1, 9, 12, 19, 26, 33, 50))]
 )
 def test_a_stopped_run_ends_as_one_that_was_not(stop_at, train, whole, tmp_path):
     """Wherever it stopped: in the rollout, in an update, between two of them, or while being measured."""

@@ -102,13 +102,7 @@ def test_an_average_of_the_weights_is_watched_and_kept(train, policy, tmp_path):
 
 
 def test_an_adapter_is_trained_and_goes_on_from_halfway(train, policy, tmp_path):
-    run: dict[str, Any] = {
-        "iterations": 2,
-        "lora": LORA,
-        "ema_decay": 0.5,
-        "save": True,
-        "checkpoint_every": 2,
-    }
+    run: dict[str, Any] = {"iterations": 2, "lora": LORA, "ema_decay": 0.5, "save": True, "checkpoint_every": 2}
     run |= {"heldout": {"keep_best": True}, "old_log_probs": "training", "gradient_checkpointing": True}
     whole = train(tmp_path / "whole", **run)
     with pytest.raises(TransientError):

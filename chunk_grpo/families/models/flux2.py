@@ -61,9 +61,7 @@ class Flux2Family(DiffusersFamily):
     def text_tensors(self, prompts: Sequence[str]) -> Mapping[str, Tensor]:
         """`prompt_embeds` [B, T, E]."""
         prompt_embeds, _ = self._pipeline.encode_prompt(
-            prompt=list(prompts),
-            device=self.device,
-            max_sequence_length=self._options.max_sequence_length,
+            prompt=list(prompts), device=self.device, max_sequence_length=self._options.max_sequence_length
         )
         return {"prompt_embeds": prompt_embeds}
 

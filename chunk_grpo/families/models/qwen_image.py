@@ -43,10 +43,7 @@ class QwenImageFamily(DiffusersFamily):
     def _encoded(self, prompts: Sequence[str], length: int, **shown: Any) -> Mapping[str, Tensor]:
         """Tensors [B, T, ...] of the text encoder's outputs, padded to `length`, by what the pipeline shows it."""
         found, mask = self._pipeline.encode_prompt(
-            list(prompts),
-            device=self.device,
-            max_sequence_length=self._options.max_sequence_length,
-            **shown,
+            list(prompts), device=self.device, max_sequence_length=self._options.max_sequence_length, **shown
         )
         if mask is None:
             mask = torch.ones(found.shape[:2], device=found.device)

@@ -8,10 +8,7 @@ from typing import Any, ClassVar
 
 import diffusers
 import torch
-from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import (
-    CONDITION_IMAGE_SIZE,
-    calculate_dimensions,
-)
+from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import CONDITION_IMAGE_SIZE, calculate_dimensions
 from PIL import Image
 from torch import Tensor
 from transformers import Qwen2VLProcessor

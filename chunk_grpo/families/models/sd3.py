@@ -21,10 +21,7 @@ class SD3Family(DiffusersFamily):
     pipeline_class = StableDiffusion3Pipeline
     network_class = SD3Transformer2DModel
     components: ClassVar = {
-        "text": (
-            *("text_encoder", "text_encoder_2", "text_encoder_3"),
-            *("tokenizer", "tokenizer_2", "tokenizer_3"),
-        ),
+        "text": (*("text_encoder", "text_encoder_2", "text_encoder_3"), *("tokenizer", "tokenizer_2", "tokenizer_3")),
         "transformer": ("transformer",),
         "vae": ("vae",),
     }

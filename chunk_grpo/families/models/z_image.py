@@ -23,10 +23,7 @@ class ZImageFamily(DiffusersFamily):
     tokenizers: ClassVar = {"Qwen3": ("tokenizer", True)}
     original_layers: ClassVar = {
         ("layers.{}.attention.", "layers.{}.attention."): {"qkv": "to_q to_k to_v", "out": "to_out.0"},
-        ("noise_refiner.{}.attention.", "noise_refiner.{}.attention."): {
-            "qkv": "to_q to_k to_v",
-            "out": "to_out.0",
-        },
+        ("noise_refiner.{}.attention.", "noise_refiner.{}.attention."): {"qkv": "to_q to_k to_v", "out": "to_out.0"},
         ("context_refiner.{}.attention.", "context_refiner.{}.attention."): {
             "qkv": "to_q to_k to_v",
             "out": "to_out.0",

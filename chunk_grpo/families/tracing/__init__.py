@@ -15,14 +15,7 @@ from chunk_grpo.families.tracing.sizes import (
     Traced,
     UnitSizes,
 )
-from chunk_grpo.families.tracing.trace import (
-    decoding,
-    network_sizes,
-    pass_sizes,
-    text_bytes,
-    text_sizes,
-    vae_weights,
-)
+from chunk_grpo.families.tracing.trace import decoding, network_sizes, pass_sizes, text_bytes, text_sizes, vae_weights
 
 __all__ = [
     "Checkpoint",

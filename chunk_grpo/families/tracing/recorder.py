@@ -148,10 +148,7 @@ def wide_norms() -> Iterator[None]:
             return rms_norm(x, shape, weight, eps)
         return rms_norm(x.float(), shape, None if weight is None else weight.float(), eps)
 
-    with (
-        patch.object(functional, "layer_norm", wide_layer_norm),
-        patch.object(functional, "rms_norm", wide_rms_norm),
-    ):
+    with patch.object(functional, "layer_norm", wide_layer_norm), patch.object(functional, "rms_norm", wide_rms_norm):
         yield
 
 

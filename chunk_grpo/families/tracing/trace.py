@@ -235,11 +235,7 @@ def _inputs(family: DiffusersFamily, what: Traced) -> tuple[Tensor, Tensor, Cond
     all_of_one = {**one, **_source(family, what)}
     tensors = {name: each.repeat(what.images, *(1,) * (each.ndim - 1)) for name, each in all_of_one.items()}
     negative = None if what.cfg_scale == 1 or family.only_edits else dict(one)
-    return (
-        torch.zeros(what.images, *family.latent_shape),
-        torch.zeros(what.images),
-        Conditioning(tensors, negative),
-    )
+    return (torch.zeros(what.images, *family.latent_shape), torch.zeros(what.images), Conditioning(tensors, negative))
 
 
 def _text(family: DiffusersFamily, what: Traced) -> Mapping[str, Tensor]:

@@ -83,11 +83,7 @@ def load_pipeline(
     folder = Path(checkpoint)
     networks = {
         name: _load_network(
-            _network_class(pipeline_class, folder, name),
-            folder / name,
-            options,
-            AGAIN,
-            _precision_key(name),
+            _network_class(pipeline_class, folder, name), folder / name, options, AGAIN, _precision_key(name)
         )
         for name in names
         if not _is_tokenizer(name)
@@ -222,14 +218,7 @@ def _load_network(network_class: Any, folder: Path, options: LoadOptions, again:
     precision: BasePrecision | None = None if key is None else getattr(options, key)
     device = options.device if precision is None else "cpu"
     network = load_weights(
-        f"{place}: weights",
-        network_class,
-        folder,
-        options.dtype,
-        rule,
-        device=device,
-        known=known,
-        files=stored,
+        f"{place}: weights", network_class, folder, options.dtype, rule, device=device, known=known, files=stored
     )
     if precision is not None:
         quantise(network, precision, options.device, f"model.{key}")

@@ -18,11 +18,7 @@ from chunk_grpo.scorers.base import FloatArray
 from chunk_grpo.scorers.clip_model import ClipEncoder, ClipProcessor, unit
 from chunk_grpo.scorers.geneval.records import COLOURS
 
-TEMPLATES = (
-    "a photo of a {colour} {name}",
-    "a photo of a {colour}-colored {name}",
-    "a photo of a {colour} object",
-)
+TEMPLATES = ("a photo of a {colour} {name}", "a photo of a {colour}-colored {name}", "a photo of a {colour} object")
 """Texts whose mean embedding represents a colour of a class."""
 
 BACKGROUND = 0x99

@@ -145,10 +145,7 @@ def postprocess(
     stays = scores > min_score
     inside = inside[query[stays]]
     return Detections(
-        labels[stays].cpu().numpy(),
-        scores[stays].cpu().numpy(),
-        _boxes(inside).cpu().numpy(),
-        inside.cpu().numpy(),
+        labels[stays].cpu().numpy(), scores[stays].cpu().numpy(), _boxes(inside).cpu().numpy(), inside.cpu().numpy()
     )
 
 

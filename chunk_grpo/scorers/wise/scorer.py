@@ -57,9 +57,7 @@ class Wise(JudgeScorer[WiseScorer]):
         """Same as `score`, without checking the batch."""
         protocol = self.settings.protocol
         known = self.parsed(
-            batch,
-            _knowledge,
-            ". This scorer needs WISE's prompts; set its `splits` to the splits that hold them.",
+            batch, _knowledge, ". This scorer needs WISE's prompts; set its `splits` to the splits that hold them."
         )
         scores, refused = self.judged([self._question(batch, row, *each) for row, each in enumerate(known)])
         names = PROTOCOLS[protocol].weights if protocol == "legacy" else ()

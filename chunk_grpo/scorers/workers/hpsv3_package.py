@@ -38,10 +38,7 @@ def find_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
 def inferencer(settings: Mapping[str, Any], files: Mapping[str, list[Path]], device: str) -> Any:
     """The package's HPSv3RewardInferencer: its own configuration, with the backbone and dtype of a scorer's section."""
     text = Path(hpsv3.__file__).with_name("config").joinpath("HPSv3_7B.yaml").read_text(encoding="utf-8")
-    config = yaml.safe_load(text) | {
-        "bf16": settings["dtype"] == "bfloat16",
-        "torch_dtype": settings["dtype"],
-    }
+    config = yaml.safe_load(text) | {"bf16": settings["dtype"] == "bfloat16", "torch_dtype": settings["dtype"]}
     with tempfile.TemporaryDirectory() as folder:
         for file in files["backbone"]:
             Path(folder, file.name).symlink_to(file.resolve())

@@ -39,17 +39,7 @@ def packages(*names: str) -> Path:
     """A folder with packages of PyPI as they are, without what they depend on."""
     folder = CACHE / "-".join(names)
     if not folder.is_dir():
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--target",
-            str(folder),
-            *names,
-        ]
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *names]
         subprocess.run(command, check=True)
     return folder
 
@@ -71,10 +61,7 @@ def evaluator(**modules: types.ModuleType) -> types.ModuleType:
     path = geneval_source() / "evaluation" / "evaluate_images.py"
     module = types.ModuleType("evaluate_images")
     # It insists on a GPU when imported; none of the compared functions needs one.
-    with (
-        mock.patch.dict(sys.modules, standing_in),
-        mock.patch.object(torch.cuda, "is_available", lambda: True),
-    ):
+    with mock.patch.dict(sys.modules, standing_in), mock.patch.object(torch.cuda, "is_available", lambda: True):
         exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
     names = (geneval_source() / "evaluation" / "object_names.txt").read_text().splitlines()
     state: dict[str, Any] = {

@@ -21,12 +21,7 @@ import torch
 # PyPI's torchvision is built for CUDA; beside a PyTorch for the CPU its operators are missing, and this module, which
 # only describes them, fails to import. No operator is used here: tensors are resized by PyTorch.
 sys.modules["torchvision._meta_registrations"] = types.ModuleType("torchvision._meta_registrations")
-for name, attribute in (
-    ("turtle", "forward"),
-    ("clint", "textui"),
-    ("clint.textui", "progress"),
-    ("requests", "get"),
-):
+for name, attribute in (("turtle", "forward"), ("clint", "textui"), ("clint.textui", "progress"), ("requests", "get")):
     sys.modules[name] = types.ModuleType(name)
     setattr(sys.modules[name], attribute, None)
 
