@@ -1,4 +1,4 @@
-"""The smallest pipeline with files of the user's own: scorer, prompts and checkpoint."""
+"""The smallest pipeline whose scorer, prompts and checkpoint are files of the user."""
 
 import copy
 import shutil

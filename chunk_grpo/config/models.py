@@ -193,6 +193,8 @@ PlanParams = Annotated[
 def chunk_count(plan: PlanParams, num_sde_steps: int) -> int:
     """K for a trajectory with `num_sde_steps` noisy steps; of an adaptive plan the smallest."""
     match plan:
+        case StepPlan():
+            return num_sde_steps
         case SinglePlan():
             return 1
         case ListedPlan():
@@ -201,7 +203,6 @@ def chunk_count(plan: PlanParams, num_sde_steps: int) -> int:
             return -(-num_sde_steps // size)
         case GuidedPlan():
             return plan.num_chunks
-    return num_sde_steps
 
 
 class ChunksParams(Section):

@@ -54,8 +54,9 @@ def read_image_folder(
 ) -> list[ImageFile]:
     """Find the images of prompts, and check all of them without decoding one.
 
-    `prompts` is the prompt file, None: INDEX in the folder. Its fields are those of `PromptFile`. DataError if an image
-    is named twice or is none, or if the images without a column that names them are more or fewer than the prompts.
+    `prompts` names the prompt file; without it INDEX in the folder is read. `prompt_field` and `picture_field` name its
+    columns, as in `PromptFile`. DataError if a file is named twice or is no image, or if no column names the images and
+    they are more or fewer than the prompts.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: must be a folder with images, got none")

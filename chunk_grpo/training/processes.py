@@ -165,7 +165,7 @@ class Processes:
     def place(self) -> tuple[int, int]:
         """Rank of this process among those that hold all shards together, and their number.
 
-        With hybrid sharding those of this machine, otherwise all processes.
+        With hybrid sharding the processes of a machine hold all shards together, otherwise all processes do.
         """
         return self.index % self._sharing, self._sharing
 

@@ -212,9 +212,9 @@ def read_scores(message: Mapping[str, Any], question: str, count: int, spec_hash
 
 
 def raise_remote_error(message: Mapping[str, Any], who: str) -> None:
-    """Raise the error that a worker's message reports, if any: of the reported kind if it is one of this package.
+    """Raise the error that a worker's message reports; nothing for other messages.
 
-    Of others, a TransientError for one that may pass, else a WorkerError.
+    An error of this package keeps its kind. Another one that may pass is a TransientError, and the rest a WorkerError.
     """
     if message.get("type") != "error":
         return
