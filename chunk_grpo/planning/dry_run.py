@@ -133,7 +133,7 @@ def _counted(
     times = time_grid(sampling.num_steps, sampling.shift or 1.0)
     method = make_method(own, planned, sampling, train, plan, chunk_weights(profile, plan), times)
     data = TrainingData(_prompts(train.prompts_per_iteration), _prompts(heldout), _Scores(rewards))
-    with counting(_Stub) as counters, redirect_stderr(io.StringIO()):
+    with counting(_Stub) as counters, _one_thread(), redirect_stderr(io.StringIO()):
         for draws in (nullcontext(), _mirrored_draws()):
             with draws, TemporaryDirectory() as folder:
                 paths = RunPaths(Path(folder), "dry run", Path(folder), "dry-run")
@@ -158,6 +158,17 @@ def _counted(
         predicted=round(rollout.images) - len(trajectories.finals),
         chunk_sizes=tuple(plan.sizes[number] for number in allowed),
     )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Context in which torch uses one thread; several would wait for each other at each operation on a number."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextmanager

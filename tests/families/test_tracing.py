@@ -87,7 +87,7 @@ def sd3() -> Traced:
 @contextmanager
 def traced_whole() -> Iterator[None]:
     """Context in which no block is left out."""
-    cached = (trace._shortened, network_sizes, pass_sizes)
+    cached = (trace._shortened, trace._quantised, network_sizes, pass_sizes)
     with patch.object(units, "TRACED", 1000):
         for function in cached:
             function.cache_clear()

@@ -207,13 +207,26 @@ def _shortened(checkpoint: Checkpoint, targets: tuple[str, ...]) -> tuple[nn.Mod
     return network, keep_three(network, targets)
 
 
+@cache
+def _quantised(
+    checkpoint: Checkpoint, targets: tuple[str, ...], element: Element, precision: BasePrecision
+) -> tuple[nn.Module, list[EqualBlocks]]:
+    """Its weights are frozen, so that copies may share them."""
+    network, runs = _copied(*_shortened(checkpoint, targets))
+    with faked():
+        retyped(network, getattr(torch, element))
+        quantise(network, precision, "cpu")
+    return network, runs
+
+
 def _prepared(what: Traced) -> tuple[DiffusersFamily, list[EqualBlocks]]:
     """The family with a shortened network, as it is trained."""
     targets = () if what.tuning is None else what.tuning.lora_targets
-    network, runs = _copied(*_shortened(what.checkpoint, targets))
-    retyped(network, getattr(torch, what.element))
-    if what.precision is not None:
-        quantise(network, what.precision, "cpu")
+    if what.precision is None:
+        network, runs = _copied(*_shortened(what.checkpoint, targets))
+        retyped(network, getattr(torch, what.element))
+    else:
+        network, runs = _copied(*_quantised(what.checkpoint, targets, what.element, what.precision))
     family = family_around(what, network, vae_of(what.checkpoint))
     if what.tuning is not None:
         family.prepare_training(what.tuning, 0)
