@@ -21,6 +21,7 @@ TOY = [
 ]
 
 
+@pytest.mark.slow  # a measurement for a GPU
 def test_each_way_trains_and_stands_beside_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan of the first way stands for the others' too: planning takes as long as all the trainings."""
     planned, plans, file = at_size.planned, [], tmp_path / "found.json"

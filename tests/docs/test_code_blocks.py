@@ -4,25 +4,29 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from ruamel.yaml import YAML
 
 from chunk_grpo.artifacts import read_table
 from chunk_grpo.config import load_params
 from chunk_grpo.errors import ConfigError
+from chunk_grpo.orchestration.presets import composed
 from tests.architecture.test_docs import ROOT
 from tests.conftest import Workspace
 from tests.docs.blocks import BLOCKS, TEXTS, Block, spans
 from tests.docs.commands import CHECKS, problems
 from tests.docs.running import RUNNERS, Reader, merged
-from tests.test_presets import PRESETS, compose
+from tests.test_presets import PRESETS
 
 TO_RUN = [block for block in BLOCKS if block.reason is None]
 
-LONG = {"docs/artifacts.md", "docs/library.md", "docs/one_card.md", "docs/own_scorers.md", "docs/planning.md"}
+LONG = {
+    *("docs/artifacts.md", "docs/library.md", "docs/one_card.md", "docs/own_scorers.md", "docs/planning.md"),
+    *("docs/results.md", "docs/tuned.md"),
+}
 """Pages whose blocks train, or start many processes."""
 
 
@@ -68,18 +72,17 @@ def test_inline_commands_name_existing_files_and_options(page: str) -> None:
     assert [problem for span in said for problem in problems(span)] == []
 
 
-@pytest.fixture(scope="module")
-def presets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("presets")
-    return {preset: YAML(typ="safe").load(compose(preset, folder)) for preset in PRESETS}
+@cache
+def settings_of(preset: str) -> Any:
+    return composed(ROOT, preset)
 
 
-def refusals(text: str, presets: dict[str, dict[str, Any]]) -> list[str]:
+def refusals(text: str) -> list[str]:
     """Why no preset takes these settings; nothing where one does."""
     found = []
-    for preset, raw in presets.items():
+    for preset in PRESETS:
         try:
-            merged(raw, text, f"preset {preset}")
+            merged(settings_of(preset), text, f"preset {preset}")
         except (ConfigError, ValidationError) as error:
             found.append(f"{preset}: {error}")
         else:
@@ -88,8 +91,8 @@ def refusals(text: str, presets: dict[str, dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.parametrize("block", [b for b in TO_RUN if b.language == "yaml"], ids=lambda block: block.place)
-def test_settings_are_valid_in_a_preset(block: Block, presets: dict[str, dict[str, Any]]) -> None:
-    assert refusals(block.text, presets) == []
+def test_settings_are_valid_in_a_preset(block: Block) -> None:
+    assert refusals(block.text) == []
 
 
 @pytest.mark.parametrize("page", pages())

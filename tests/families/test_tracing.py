@@ -297,8 +297,7 @@ CASES: Mapping[str, tuple[TuningOptions | None, dict[str, Any]]] = {
 }
 
 
-DEFAULT = {("flux", "frozen"), ("flux", "all, checkpointing, bfloat16"), ("flux", "guided in two passes")}
-DEFAULT |= {("sd3", "frozen"), ("sd3", "adapter"), ("flux", "adapter, int8")}
+DEFAULT = {("flux", "frozen"), ("flux", "all, checkpointing, bfloat16"), ("sd3", "frozen"), ("sd3", "adapter")}
 
 
 @pytest.mark.parametrize(

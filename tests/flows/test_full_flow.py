@@ -26,6 +26,7 @@ def post(prefect: LocalPrefect, path: str, **body: Any) -> Any:
     return httpx.post(f"{prefect.url}/api/{path}", json=body).raise_for_status().json()
 
 
+@pytest.mark.slow  # .ci/run serves too, and runs a flow
 def test_serving_sets_up_pools_and_deployments_and_leaves_no_process(
     tmp_path: Path, make_pipeline: Callable[[Path], Path]
 ) -> None:

@@ -81,7 +81,7 @@ def test_the_stop_setting_is_read_and_strict_ends_with_2(monkeypatch: pytest.Mon
     assert [machine.stop_seconds for machine in asked] == [30.0, 30.0]
 
 
-@pytest.mark.parametrize("preset", ["methods", "random-scorers"])
+@pytest.mark.parametrize("preset", [pytest.param("methods", marks=pytest.mark.slow), "random-scorers"])
 def test_every_preset_can_be_planned(preset: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("plan", ["--preset", preset, "--strict"]) == 0
     assert "What is off" in capsys.readouterr().out

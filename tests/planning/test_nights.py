@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from chunk_grpo.config import Params, parse_params
-from tests.planning.planned import ROOT, cells, plan, preset
+from tests.planning.planned import ROOT, alone, cells, plan, preset
 from tests.planning.test_plan import GIB
 
 NIGHTS = {
@@ -18,7 +17,19 @@ NIGHTS = {
 }
 
 
-@pytest.mark.parametrize("name", NIGHTS)
+ROWS = re.findall(
+    r"^\| `([a-z0-9-]+)` \| [^|]+ \| (RTX4090|L40S|H100) \| (.+) \|$",
+    (ROOT / "docs" / "one_card.md").read_text("utf-8"),
+    re.MULTILINE,
+)
+"""Preset, card and numbers of a row of the page."""
+QUICK = "night-24gb-klein"
+"""The preset of the default tier: planning one takes 5 to 15 s."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NIGHTS]
+)
 def test_a_night_on_a_card(name: str) -> None:
     gpu, params = NIGHTS[name], preset(name)
     found = plan(params, 1, gpu=gpu)
@@ -31,20 +42,18 @@ def test_a_night_on_a_card(name: str) -> None:
     assert params.model.text_precision is None  # it fits without
 
 
-def alone(params: Params, variant: str) -> Params:
-    raw = params.model_dump()
-    return parse_params({**raw, "variants": {variant: raw["variants"][variant]}})
-
-
-def test_the_numbers_of_one_card_are_those_of_the_plan() -> None:
-    page = (ROOT / "docs" / "one_card.md").read_text("utf-8")
-    rows = re.findall(r"^\| `([a-z0-9-]+)` \| [^|]+ \| (RTX4090|L40S|H100) \| (.+) \|$", page, re.MULTILINE)
+def test_the_page_on_one_card_has_every_preset_for_it() -> None:
     assert {path.stem for path in (ROOT / "conf" / "preset").glob("night-*.yaml")} == set(NIGHTS)
-    assert {name for name, _, _ in rows} >= {*NIGHTS, "sd35-medium", "flux-dev-lora"}
-    for name, gpu, numbers in rows:
-        found = cells(plan(alone(preset(name), "chunk-ws"), gpu=gpu))
-        keys = ("memory of a GPU, at most", "disk", "an iteration, at most", "hours")
-        assert numbers == " | ".join(found[key] for key in keys), name
+    assert {name for name, _, _ in ROWS} >= {*NIGHTS, "sd35-medium", "flux-dev-lora"}
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "numbers"), [row if row[0] == QUICK else pytest.param(*row, marks=pytest.mark.slow) for row in ROWS]
+)
+def test_the_numbers_of_one_card_are_those_of_the_plan(name: str, gpu: str, numbers: str) -> None:
+    found = cells(plan(alone(preset(name), "chunk-ws"), gpu=gpu))
+    keys = ("memory of a GPU, at most", "disk", "an iteration, at most", "hours")
+    assert numbers == " | ".join(found[key] for key in keys)
 
 
 def test_the_numbers_of_several_cards_are_those_of_the_plan() -> None:

@@ -29,12 +29,16 @@ PLANS: dict[str, dict[str, Any]] = {
     "adaptive": {"kind": "adaptive", "max_size": 2},
 }
 OWN_WAY = {
-    *("flow-grpo", "chunk-adaptive", "chunk-dynamic", "chunk-ws-unbiased", "chunk-ws-own", "chunk-first"),
-    *("control", "chunk-clip", "chunk-rewards", "tempflow", "mixgrpo", "cps", "guard", "nft", "dppo"),
+    "flow-grpo",
+    "chunk-adaptive",
+    "chunk-ws-own",
+    "chunk-rewards",
+    "tempflow",
+    "nft",
     "elbo-grpo",
     "chunk-gains",
 }
-"""Methods that take a way of their own through the code on a device; the others' parts are all among theirs."""
+"""Methods with tensors of their own on a device; the others differ in numbers on the CPU."""
 
 LORA = {"rank": 2, "alpha": 4.0, "targets": ["to_q", "to_v"]}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -47,7 +51,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "bfloat16-float8": {"lora": LORA, "gradient_checkpointing": True},
     "bfloat16-nf4": {"lora": LORA, "gradient_checkpointing": True},
 }
-RARE = ("checkpointing", "bfloat16-float8")
+RARE = ("checkpointing", "bfloat16", "bfloat16-lora", "bfloat16-float8", "bfloat16-nf4")
 READS, SENDS = 12, 60
 
 

@@ -75,7 +75,7 @@ def editing(workspace: Workspace, tmp_path: Path) -> Workspace:
     return edited_by("flux_kontext", workspace, tmp_path / "checkpoint")
 
 
-@pytest.mark.parametrize("name", NEGATIVE)
+@pytest.mark.parametrize("name", ["flux_kontext", pytest.param("qwen_image_edit", marks=pytest.mark.slow)])
 def test_pictures_reach_network_reward_and_report(name: str, workspace: Workspace, tmp_path: Path) -> None:
     editing = edited_by(name, workspace, tmp_path / "checkpoint")
     for stage in (*ORDER, "report"):

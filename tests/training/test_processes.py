@@ -123,6 +123,9 @@ RARE = {
     "sharded-cast",
     "split-groups",
     "away-shortly",
+    "adaptive",
+    "stopped",
+    "resumed",
 }
 """Jobs of slow tests: settings whose parts the others have in other combinations."""
 
@@ -258,6 +261,7 @@ def test_trajectories_that_cannot_be_shared_out_are_refused_before_any_work(pair
         assert pair("odd", rank).looks == 0
 
 
+@pytest.mark.slow  # spread weights are stopped and resumed in the default tier
 def test_stop_of_one_process_stops_both_and_run_resumes(pair):
     for rank in range(2):
         stopped, resumed, whole = pair("stopped", rank), pair("resumed", rank), pair("weighted", rank)
@@ -268,8 +272,10 @@ def test_stop_of_one_process_stops_both_and_run_resumes(pair):
     assert untimed(pair("resumed")) == untimed(pair("weighted"))
 
 
+@pytest.mark.slow
 def test_a_stop_within_an_iteration_is_resumed_by_as_many_processes(pair, prompts, tmp_path):
-    shutil.copytree(pair.folder / "stopped-left", tmp_path / "stopped")
+    assert pair("stopped").error
+    shutil.copytree(pair.root / "stopped-left", tmp_path / "stopped")
     found = do(PAIR["resumed"], prompts, tmp_path)
     assert found.error.startswith(
         "ConfigError: the run was stopped within iteration 1 with 2 processes, and now has 1: start as many as before"
