@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +32,12 @@ def test_a_folder_has_no_revision(copy):
 def test_loading_draws_no_bars(capfd):
     FluxFamily.load(LoadOptions(str(TINY), height=32, width=32, max_sequence_length=8))
     assert "Loading" not in capfd.readouterr().err
+
+
+def test_importing_a_family_says_nothing():
+    code = "from chunk_grpo.families.registry import family_class; family_class('flux')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout + done.stderr == ""
 
 
 @pytest.mark.parametrize("file", FILES)
