@@ -92,15 +92,23 @@ def test_an_unknown_preset(capsys: pytest.CaptureFixture[str]) -> None:
     assert "preset: must be one of" in capsys.readouterr().err
 
 
+def python(code: str) -> None:
+    code = f"import sys; from chunk_grpo.__main__ import call\n{code}"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
 def test_options_need_no_torch() -> None:
-    """Help, and what is wrong with options and params.yaml, is said at once; DVC is not imported for params.yaml."""
-    heavy = "{'torch', 'diffusers', 'dvc'}"
-    code = (
-        "import sys; from chunk_grpo.__main__ import call\n"
+    """Help, and what is wrong with options and params.yaml, is said at once."""
+    python(
         "assert call('plan', ['--params', 'nowhere.yaml']) == 2\n"
-        f"assert not {heavy} & set(sys.modules)\n"
+        "assert not {'torch', 'diffusers', 'dvc'} & set(sys.modules)"
+    )
+
+
+@pytest.mark.slow
+def test_params_yaml_needs_no_dvc() -> None:
+    python(
         "from chunk_grpo.planning import plan\n"
         "plan.make_plan = lambda *_: sys.exit('dvc' in sys.modules)\n"
         "call('plan', []); raise AssertionError"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
