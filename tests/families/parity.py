@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
 from torch import Tensor
 
+from chunk_grpo.config.families import family_names
 from chunk_grpo.core.rollout import rollout_ode
 from chunk_grpo.families.base import Conditioning, LoadOptions, Part, Picture, velocity_function
 from chunk_grpo.families.diffusers_family import DiffusersFamily
@@ -24,6 +26,15 @@ from chunk_grpo.families.registry import family_class
 PARTS: tuple[Part, ...] = ("text", "transformer", "vae")
 PROMPTS = ["a red circle", "two squares", "a cross above a circle", "a blue square and a red cross"]
 STEPS = 4
+
+
+QUICK = ("flux", "sd3", "qwen_image")
+"""Families with one, two and three text encoders; the others load in the same ways."""
+
+
+def names_with_slow_ones() -> list[Any]:
+    """Families, as parameters of a test; all but three are slow."""
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in family_names()]
 
 
 def module_of(name: str) -> Any:

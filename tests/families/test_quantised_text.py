@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import chunk_grpo
-from chunk_grpo.config.families import family_names
 from chunk_grpo.config.models import BasePrecision
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.families.base import LoadOptions
@@ -20,7 +19,7 @@ from chunk_grpo.families.registry import load_family
 from chunk_grpo.families.tracing import text_bytes
 from chunk_grpo.planning.models import read_checkpoint
 from chunk_grpo.shapes.prompts import all_prompts
-from tests.families.parity import PROMPTS, as_loaded, encoded, load
+from tests.families.parity import PROMPTS, as_loaded, encoded, load, names_with_slow_ones
 from tests.families.small_parts import TINY
 
 PRECISIONS: tuple[BasePrecision, ...] = get_args(BasePrecision)
@@ -43,7 +42,7 @@ def apart(found: Tensor, whole: Tensor) -> Tensor:
     return (found - whole).float().flatten(1).norm(dim=1) / whole.float().flatten(1).norm(dim=1)
 
 
-@pytest.mark.parametrize("name", family_names())
+@pytest.mark.parametrize("name", names_with_slow_ones())
 def test_layers_bytes_and_embeddings_of_every_family(name: str, checkpoints: Any) -> None:
     folder = checkpoints(name)["bf16"]
     whole = as_loaded(name, folder, dtype=torch.bfloat16)

@@ -8,10 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from chunk_grpo.config.families import family_names
 from chunk_grpo.errors import DataError
 from chunk_grpo.families.diffusers_family import DiffusersFamily
-from tests.families.parity import load, save_checkpoints
+from tests.families.parity import load, names_with_slow_ones, save_checkpoints
 from tests.pretended.device import DEVICE
 
 TYPES = (torch.float32, torch.bfloat16)
@@ -28,7 +27,7 @@ def state(family: DiffusersFamily) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("name", family_names())
+@pytest.mark.parametrize("name", names_with_slow_ones())
 def test_every_bit_is_that_of_a_load_on_the_cpu(name: str, tmp_path: Path) -> None:
     """Stored in float32 and in bfloat16, wanted in both; of most families stored in float32 and wanted in bfloat16."""
     saved = save_checkpoints(name, tmp_path)
