@@ -172,7 +172,7 @@ def test_gc_refuses_external_cache_with_other_checkouts(
 def test_a_lock_file_that_cannot_be_read_stops_it(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (checkout / "dvc.lock").write_text("<<<<<<< ours\nschema: '2.0'\n")
     assert gc(checkout, "--delete") == 2
-    assert re.search(r"dvc\.lock'(.|\n)*not allowed here", capsys.readouterr().err)
+    assert re.search(r"dvc\.lock'(.|\n)*structure is corrupted", capsys.readouterr().err)
 
 
 def test_unfinished_trainings_are_listed_by_name_and_old_ones_go(
