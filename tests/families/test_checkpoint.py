@@ -34,6 +34,7 @@ def test_loading_draws_no_bars(capfd):
     assert "Loading" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_importing_a_family_says_nothing():
     code = "from chunk_grpo.families.registry import family_class; family_class('flux')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
