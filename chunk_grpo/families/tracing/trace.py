@@ -211,7 +211,7 @@ def _shortened(checkpoint: Checkpoint, targets: tuple[str, ...]) -> tuple[nn.Mod
 def _quantised(
     checkpoint: Checkpoint, targets: tuple[str, ...], element: Element, precision: BasePrecision
 ) -> tuple[nn.Module, list[EqualBlocks]]:
-    """Its weights are frozen, so that copies may share them."""
+    """The shortened network with a quantised base. Its weights are frozen, so that copies may share them."""
     network, runs = _copied(*_shortened(checkpoint, targets))
     with faked():
         retyped(network, getattr(torch, element))
