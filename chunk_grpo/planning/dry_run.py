@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -133,7 +133,7 @@ def _counted(
     times = time_grid(sampling.num_steps, sampling.shift or 1.0)
     method = make_method(own, planned, sampling, train, plan, chunk_weights(profile, plan), times)
     data = TrainingData(_prompts(train.prompts_per_iteration), _prompts(heldout), _Scores(rewards))
-    with counting(_Stub) as counters, _one_thread(), redirect_stderr(io.StringIO()):
+    with counting(_Stub) as counters, _one_thread(), _one_picture(), redirect_stderr(io.StringIO()):
         for draws in (nullcontext(), _mirrored_draws()):
             with draws, TemporaryDirectory() as folder:
                 paths = RunPaths(Path(folder), "dry run", Path(folder), "dry-run")
@@ -169,6 +169,11 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def _one_picture() -> AbstractContextManager[object]:
+    """Context in which a held-out evaluation shows one picture: processes that do not exist add too many."""
+    return patch("chunk_grpo.training.heldout.PICTURES_SHOWN", 1)
 
 
 @contextmanager

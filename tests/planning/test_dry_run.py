@@ -50,6 +50,12 @@ def test_flux_pass_counts_by_hand() -> None:
     assert found.ratio.states == 0 and seen(found.rollout) == (24 * 17, 2 * 17)
 
 
+@pytest.mark.parametrize(("prompts", "own"), [(2, 1), (12, 2)])
+def test_held_out_prompts_that_the_processes_cannot_share_equally(prompts: int, own: int) -> None:
+    heldout = FLUX.train.heldout.model_dump() | {"num_prompts": prompts}
+    assert seen(of(edited(FLUX, train={"heldout": heldout}), "dance").heldout) == (own * 17, 17)
+
+
 def test_chunks_that_fit_are_never_divided() -> None:
     """Four chunks of 4 steps in micro-batches of 7: one in each, 2 of 4 drawn for 12 images in each of two updates."""
     params = edited(FLUX, train={"micro_batch_size": 7})
