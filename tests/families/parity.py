@@ -29,7 +29,7 @@ STEPS = 4
 
 
 QUICK = ("flux", "sd3", "qwen_image")
-"""Families with one, two and three text encoders; the others load in the same ways."""
+"""Families with two, three and one text encoders. The slow tier has the others."""
 
 
 def names_with_slow_ones() -> list[Any]:

@@ -31,12 +31,6 @@ def edited(params: Params, **sections: dict[str, Any]) -> Params:
     return parse_params(raw)
 
 
-def alone(params: Params, variant: str) -> Params:
-    """Parameters with one of their variants."""
-    raw = params.model_dump()
-    return parse_params({**raw, "variants": {variant: raw["variants"][variant]}})
-
-
 def with_variant(params: Params, **variant: Any) -> Params:
     """Parameters with the only variant "it"."""
     raw = params.model_dump()

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from tests.planning.planned import ROOT, alone, cells, plan, preset
+from infra.plan import only
+from tests.planning.planned import ROOT, cells, plan, preset
 from tests.planning.test_plan import GIB
 
 NIGHTS = {
@@ -51,7 +52,7 @@ def test_the_page_on_one_card_has_every_preset_for_it() -> None:
     ("name", "gpu", "numbers"), [row if row[0] == QUICK else pytest.param(*row, marks=pytest.mark.slow) for row in ROWS]
 )
 def test_the_numbers_of_one_card_are_those_of_the_plan(name: str, gpu: str, numbers: str) -> None:
-    found = cells(plan(alone(preset(name), "chunk-ws"), gpu=gpu))
+    found = cells(plan(only(preset(name), ["chunk-ws"]), gpu=gpu))
     keys = ("memory of a GPU, at most", "disk", "an iteration, at most", "hours")
     assert numbers == " | ".join(found[key] for key in keys)
 

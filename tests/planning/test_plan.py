@@ -13,7 +13,7 @@ from chunk_grpo.planning.storage import encoded_for_training
 from chunk_grpo.planning.tables import summary
 from chunk_grpo.progress import duration
 from infra.plan import only
-from tests.planning.planned import alone, edited, load_own, plan, preset, settings
+from tests.planning.planned import edited, load_own, plan, preset, settings
 
 GIB = 2**30
 WEIGHTS = 11_901_408_320
@@ -315,7 +315,7 @@ def test_another_family() -> None:
     Conditioning is 77 tokens of CLIP and 256 of T5, 4096 wide, and 2048 pooled values.
     """
     model = {"family": "sd3", "checkpoint": "stabilityai/stable-diffusion-3.5-medium", "revision": None}
-    params = alone(preset("flux-dev"), "chunk")
+    params = only(preset("flux-dev"), ["chunk"])
     params = edited(params, model={**model, "max_sequence_length": 256}, sampling={"cfg_scale": 4.5})
     found = plan(params, 8)
     assert found.weights == 2_243_171_520 and found.fits

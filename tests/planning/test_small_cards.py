@@ -7,15 +7,16 @@ import pytest
 from chunk_grpo.config.models import BasePrecision
 from chunk_grpo.families.tracing import PassSizes, pass_sizes, text_bytes
 from chunk_grpo.planning.models import read_checkpoint
+from infra.plan import only
 from tests.families.test_tracing import ALL, UNIT, flux
-from tests.planning.planned import ROOT, alone, edited, plan, preset, settings
+from tests.planning.planned import ROOT, edited, plan, preset, settings
 from tests.planning.test_plan import GIB, LORA, WEIGHTS, levels
 
 
 def test_a_quantised_base() -> None:
     """Of FLUX.1-dev 11.8 of 11.9 billion weights are in linear layers of blocks: a byte, or half a byte and a scale for
     each 64. A plan that lacks memory names the setting, and it fits with it."""
-    night = alone(preset("night-24gb-flux"), "chunk-ws")
+    night = only(preset("night-24gb-flux"), ["chunk-ws"])
     assert night.model.base_precision == "int8"
     whole = edited(night, model={"base_precision": None})
     texts = levels(plan(whole, 1, gpu="RTX4090"), "cannot")
@@ -34,7 +35,7 @@ def test_a_quantised_base() -> None:
 @pytest.mark.parametrize(("precision", "size"), [("int8", 8.79), ("float8", 8.79), ("nf4", 5.56)])
 def test_quantised_text_encoders(precision: str, size: float) -> None:
     """Qwen2.5-VL has 8.29 billion weights, 1.09 of them in its table of embeddings and its last layer."""
-    own = alone(preset("qwen-image"), "chunk-ws")
+    own = only(preset("qwen-image"), ["chunk-ws"])
     (text,) = (t for t in levels(plan(own, 1, memory_gb=16), "cannot") if t.startswith("encode "))
     assert "use model.text_precision: nf4 (up to 9.9 GiB), model.text_precision: int8 (up to 6.7 GiB)" in text
     found = plan(edited(own, model={"text_precision": precision}), 1, memory_gb=16)
@@ -60,7 +61,7 @@ def test_the_sizes_of_text_encoders_in_the_documents() -> None:
 
 def test_recomputing_more_than_the_memory_needs() -> None:
     """The plan names the smallest share of the blocks that fits. Recomputing takes a quarter of an update or so."""
-    own = alone(preset("sd35-medium"), "chunk-ws")  # train.gradient_checkpointing: true
+    own = only(preset("sd35-medium"), ["chunk-ws"])  # train.gradient_checkpointing: true
     saved = {}
     for memory, share in ((40, "0.75"), (80, "false")):
         (text,) = (t for t in levels(plan(own, 1, memory_gb=memory), "costs") if "recomputes more" in t)

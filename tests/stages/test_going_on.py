@@ -65,7 +65,7 @@ def test_a_checkpoint_belongs_to_a_variant_to_the_code_and_to_the_base_policy(
     assert key() != first
 
 
-@pytest.mark.slow  # test_library.py goes on with a finished training in the default tier
+@pytest.mark.slow  # the default tier tests it in test_library.py
 @pytest.mark.parametrize("variant", [VARIANT, "dance"])
 def test_more_iterations_go_on_from_the_kept_state(variant: str, workspace: Workspace) -> None:
     """Two and two iterations give the bytes of four; a measurement that was due as the last one is left out."""

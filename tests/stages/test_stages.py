@@ -240,7 +240,7 @@ def test_every_image_has_a_score(finished: Workspace) -> None:
         assert all(0 <= row["value"] <= 1 for row in scores)
 
 
-@pytest.mark.slow  # test_start.py stops the trainer, test_stage.py a process, in the default tier
+@pytest.mark.slow  # the default tier stops a trainer in test_start.py and a process in test_stage.py
 def test_training_that_is_stopped_goes_on_and_ends_the_same(workspace: Workspace) -> None:
     """SIGTERM in mid-training, as a scheduler sends it; the second run makes what one run would have made."""
     workspace.schedule(iterations=6)
