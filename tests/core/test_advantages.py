@@ -161,6 +161,8 @@ def test_gains_sum_to_the_image_less_the_first_noise(scale):
 @pytest.mark.parametrize("scale", [GROUP, replace(GLOBAL, eps=1e-12)])
 def test_gains_are_clipped_and_0_where_they_differ_by_rounding_alone(scale):
     assert gain_advantages(BOUNDARIES, 0.5, scale).abs().max() == 0.5
+    outliers = torch.stack((torch.zeros_like(OUTLIER), OUTLIER), dim=2)
+    assert gain_advantages(outliers, scale=scale).max() == 5
     equal = double([[3e7, 3e7 + 1, 3e7], [3e7, 3e7 + 1.5, 3e7 + 9]], [[0, 1, 4], [0, 3, 5]])
     found = gain_advantages(equal, scale=scale)
     assert found[0, :, 0].tolist() == [0.0, 0.0]  # 1 and 1.5 of 3e7

@@ -211,6 +211,11 @@ def test_weights_and_advantages_are_constants():
     assert weights.grad is None
 
 
+def test_a_chunk_of_weight_0_counts_in_the_mean_alone():
+    terms = terms_of(torch.zeros(1, 2, dtype=torch.float64), double(3), steps(2), weights=double([0, 2]))
+    assert chunk_objective(double([0.0, 0.0]), terms, Bounds(0.2)).item() == 2 * 3 / 2
+
+
 def test_nan_where_nothing_is_trained_reaches_neither_value_nor_gradient():
     assignment = ChunkAssignment(torch.tensor([[-1, 0, 1], [0, 0, -1]]))
     new, padding = draw(2, 3), draw(2, 2, seed=1).exp()
