@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from chunk_grpo.artifacts import read_json
+from chunk_grpo.artifacts.manifest import COMMIT_OF_COPY, code_commit
 from chunk_grpo.errors import DataError
 from chunk_grpo.imports import imported_files
 
@@ -34,7 +35,10 @@ the stages that use it."""
 
 
 def copy_code(copy: Path = COPY) -> None:
-    """Make `copy` equal to the code of this process. Files with the same content stay, with their bytecode."""
+    """Make `copy` equal to the code of this process, and note the commit of its checkout beside it.
+
+    Files with the same content stay, with their bytecode.
+    """
     source = {path.relative_to(ROOT): path for name in PACKAGES for path in _files(ROOT / name)}
     there = {path.relative_to(copy): path for name in PACKAGES for path in _files(copy / name)}
     for name in there.keys() - source.keys():
@@ -45,6 +49,7 @@ def copy_code(copy: Path = COPY) -> None:
             target = copy / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
+    (copy / COMMIT_OF_COPY).write_text(code_commit() or "", encoding="utf-8")
 
 
 def code_records(root: Path) -> dict[str, dict[str, str]]:

@@ -57,6 +57,15 @@ def test_a_copy_follows_edits_new_files_and_removed_ones(code: Path, tmp_path: P
     assert kept.stat().st_mtime_ns == time_before
 
 
+def test_a_copy_keeps_the_commit_of_its_start(tmp_path: Path) -> None:
+    copy_code(tmp_path / "code")
+    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
+    ask = "from chunk_grpo.artifacts.manifest import code_commit; print(code_commit())"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "code")}
+    found = subprocess.check_output([sys.executable, "-c", ask], cwd=tmp_path, env=environment, text=True)
+    assert found.strip() == commit
+
+
 def test_code_that_was_edited_after_its_record_is_refused(code: Path, tmp_path: Path) -> None:
     record = tmp_path / "train.json"
     record.write_text(json.dumps(code_records(code)["train"]))

@@ -87,6 +87,11 @@ def results(root: Path) -> dict[str, str]:
     return {path: md5 for path, md5 in outs.items() if not path.startswith(clocks)}
 
 
+def commits(root: Path) -> set[str]:
+    """Of all run manifests."""
+    return {json.loads(path.read_text())["commit"] for path in (root / "artifacts/runs").glob("*.json")}
+
+
 EDITS: dict[str, tuple[Change, str, Change, str]] = {
     "a seed, while images are drawn": (
         *(put("generate", "base_steps", 2), "generate_base"),
@@ -120,8 +125,10 @@ def test_result_belongs_to_the_inputs_that_were_read(name, finished, tmp_path):
     root = tmp_path / "checkout"
     shutil.copytree(kept, root, symlinks=True)
     first(root)
+    head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=root, text=True).strip()
     code, said = repro(root, programs, edit, stage)
     assert code == 0, said[-3000:]
+    assert commits(root) == {head}
     of_first = results(root)
     code, said = repro(root, programs)
     assert code == 0, said[-3000:]

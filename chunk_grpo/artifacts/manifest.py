@@ -49,11 +49,14 @@ class RunManifest:
     accelerator: str | None
     """GPU model, or null."""
     commit: str | None
-    """Commit of the checkout, or null outside one."""
+    """Commit of the checkout when the run began, or null outside one."""
     notes: dict[str, str | int | float]
     """Additional values: `peak_gpu_mib`, the most that tensors of this process took of its GPU; of a
     training also `ITERATIONS`."""
 
+
+COMMIT_OF_COPY = ".commit"
+"""File beside a copy of the code."""
 
 Notes = dict[str, str | int | float]
 
@@ -86,7 +89,7 @@ def measured_run(stage: str, location: Location) -> Iterator[Notes]:
         cpu=cpu_name(),
         cpu_count=os.cpu_count() or 1,
         accelerator=_accelerator(),
-        commit=output_of("git", "rev-parse", "HEAD"),
+        commit=code_commit(),
         notes=notes,
     )
     write_json(asdict(manifest), location)
@@ -144,6 +147,15 @@ def _accelerator() -> str | None:
     if torch is None or not torch.cuda.is_available():
         return None
     return str(torch.cuda.get_device_name())
+
+
+def code_commit() -> str | None:
+    """Commit of the checkout whose code this process runs, or None outside one.
+
+    A copy of the code has it beside itself, since the checkout may have another one by now.
+    """
+    noted = Path(__file__).resolve().parents[2] / COMMIT_OF_COPY
+    return noted.read_text().strip() or None if noted.is_file() else output_of("git", "rev-parse", "HEAD")
 
 
 def output_of(*command: str) -> str | None:
