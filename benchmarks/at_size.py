@@ -43,6 +43,7 @@ from chunk_grpo.families.options import options_of
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.families.quantised import quantise
 from chunk_grpo.families.registry import family_class
+from chunk_grpo.families.swapping import swap
 from chunk_grpo.families.weights.lora import add_lora
 from chunk_grpo.library.runs import training_data
 from chunk_grpo.library.times import times_of
@@ -73,6 +74,7 @@ WAYS: Mapping[str, Sequence[str]] = {
     "int8": ("model.base_precision=int8",),
     "float8": ("model.base_precision=float8",),
     "nf4": ("model.base_precision=nf4",),
+    "swapped": ("model.block_swap=1", "train.gradient_checkpointing=true"),
 }
 """Overrides of the preset; `narrow adapter` is the default but for `narrow_adapter`."""
 
@@ -140,6 +142,8 @@ def make_family(params: Params, device: torch.device) -> DiffusersFamily:
         part.requires_grad_(False).eval()
     if size.base_precision is not None:
         quantise(network, size.base_precision, device)
+    if size.block_swap:
+        swap(network.to("cpu"), size.block_swap, device)
     names = dict.fromkeys(of.pipeline_class._get_signature_keys(of.pipeline_class)[0])
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
     parts = {**names, "transformer": network, "vae": vae, "scheduler": scheduler}

@@ -52,6 +52,7 @@ LISTED = {name: value for name, value in ASKED.items() if name not in ("template
 LISTED |= {"kind": "questions", "splits": ["more"], "template": "{question}"}
 DPG: dict[str, object] = {"kind": "dpg", "path": "dpg_bench.csv", "count": None}
 QUANTISED = {"model.base_precision": "nf4", "train.lora": {"rank": 4, "alpha": 4.0, "targets": ["to_q"]}}
+SWAPPED = {"model.block_swap": 1, "train.lora": QUANTISED["train.lora"], "train.gradient_checkpointing": True}
 JUDGED: dict[str, object] = {"prompts.benchmarks.more": LEGACY, "scorers.judge": WISE}
 
 
@@ -220,6 +221,11 @@ OF_WISE = "judges prompts of wise only"
         ({"model.base_precision": "int8"}, "model.base_precision", "needs train.lora, since quantised weights cannot"),
         ({**QUANTISED, "train.compile": True}, "model.base_precision", "must be null with train.compile, which"),
         ({**QUANTISED, "train.shard_weights": True}, "model.base_precision", "set train.shard_weights: false, or null"),
+        ({**SWAPPED, "train.lora": None}, "model.block_swap", "needs train.lora, since swapped weights cannot be"),
+        ({**SWAPPED, "train.compile": True}, "model.block_swap", "must be 0 with train.compile, which places weights"),
+        ({**SWAPPED, "train.shard_weights": True}, "model.block_swap", "set train.shard_weights: false, or 0 here"),
+        ({**SWAPPED, "model.base_precision": "int8"}, "model.block_swap", "must be 0 with model.base_precision, got 1"),
+        ({**SWAPPED, "train.gradient_checkpointing": 0.5}, "model.block_swap", "needs train.gradient_checkpointing"),
         ({"generate.base_steps": 51}, "generate.base_steps", "must be <= generate.num_steps = 50, got 51"),
         ({"train.updates_per_iteration": 3}, "train.prompts_per_iteration", "must be divisible by train.updates"),
         ({"train.prompts_per_iteration": 400}, "train.prompts_per_iteration", "<= prompts.train_count = 300"),

@@ -69,6 +69,11 @@ class ModelParams(Section):
     images, profile, rollouts, updates and the KL reference share a network; so does a whole transformer in `policies`.
     With `int8` and `float8`, `train.gradient_checkpointing` is needed to save memory in the update: else each layer
     keeps a copy of its weights in `dtype` for the backward pass."""
+    block_swap: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the transformer's blocks, evenly spaced, whose linear layers keep their weights in the CPU's memory, and
+    copy them to the GPU each time they are used; 0: none. Does not affect results. Needs `train.lora` and
+    `train.gradient_checkpointing: true`, and neither `base_precision`, `train.compile` nor `train.shard_weights`. In
+    all stages."""
     text_precision: BasePrecision | None = None
     """Precision of the linear layers in the text encoders' blocks, which are quantised as `base_precision` quantises;
     null: `dtype`. It changes the embeddings of all prompts, and so the images of training and evaluation."""

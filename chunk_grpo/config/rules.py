@@ -211,19 +211,42 @@ def guidance_has_a_gradient(train: TrainParams, sampling: SamplingParams) -> Ite
 
 def quantised_bases_are_frozen(model: ModelParams, train: TrainParams) -> Iterator[Problem]:
     """Only weights that are not trained can be quantised; torch can neither compile nor shard quantised ones."""
-    path, precision = ("model", "base_precision"), model.base_precision
-    if precision is not None and train.lora is None:
+    precision = model.base_precision
+    if precision is not None:
+        why = ("quantised weights cannot be trained", "which does not work with torchao's quantised weights")
+        yield from _frozen_base("base_precision", repr(precision), "null", why, train)
+
+
+def swapped_blocks_are_frozen(model: ModelParams, train: TrainParams) -> Iterator[Problem]:
+    """Only weights that are not trained can stay away from the GPU, and only those of blocks that are recomputed."""
+    share, path = f"{model.block_swap:g}", ("model", "block_swap")
+    if model.block_swap == 0:
+        return
+    why = ("swapped weights cannot be trained", "which places weights itself")
+    yield from _frozen_base("block_swap", share, "0", why, train)
+    if model.base_precision is not None:
+        yield Problem(path, f"must be 0 with model.base_precision, got {share}; set one of the two")
+    if train.gradient_checkpointing != 1:
         yield Problem(
             path,
-            f"needs train.lora, since quantised weights cannot be trained, got {precision!r} with train.lora: null; "
-            "set train.lora, or null here",
+            "needs train.gradient_checkpointing: true, without which the copies of all blocks wait on the GPU for the "
+            f"backward pass, got {share}; set true there, or 0 here",
         )
-    for name in ("compile", "shard_weights"):
-        if precision is not None and getattr(train, name):
+
+
+def _frozen_base(name: str, value: str, none: str, why: tuple[str, str], train: TrainParams) -> Iterator[Problem]:
+    """A setting of frozen weights has an adapter beside them, and neither compiled nor sharded blocks."""
+    path, (untrained, refused) = ("model", name), why
+    if train.lora is None:
+        yield Problem(
+            path,
+            f"needs train.lora, since {untrained}, got {value} with train.lora: null; set train.lora, or {none} here",
+        )
+    for other in ("compile", "shard_weights"):
+        if getattr(train, other):
             yield Problem(
                 path,
-                f"must be null with train.{name}, which does not work with torchao's quantised weights, got "
-                f"{precision!r}; set train.{name}: false, or null here",
+                f"must be {none} with train.{other}, {refused}, got {value}; set train.{other}: false, or {none} here",
             )
 
 
@@ -285,6 +308,7 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
         warm_up_has_an_average,
         guidance_has_a_gradient,
         quantised_bases_are_frozen,
+        swapped_blocks_are_frozen,
         batches_fit,
         heldout_prompts_exist,
         profile_prompts_exist,

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 from diffusers import attention_backend as active_backend
-from torch import Tensor, nn
+from torch import Tensor
 
 from chunk_grpo.errors import ConfigError
 
@@ -59,7 +59,7 @@ def leave_out_cudnn() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def try_backend(network: nn.Module, backend: str, precision: AbstractContextManager[object], *, trains: bool) -> None:
+def try_backend(network: Any, backend: str, precision: AbstractContextManager[object], *, trains: bool) -> None:
     """Run one attention layer of the network on a few random tokens; the weights must be whole.
 
     Args:
@@ -72,11 +72,10 @@ def try_backend(network: nn.Module, backend: str, precision: AbstractContextMana
         ConfigError: The backend does not support the device, the type or the gradient.
     """
     layer = cast(Any, next(module for module in network.modules() if hasattr(module, "processor")))
-    weight = layer.to_q.weight
-    inputs = torch.ones(1, _TOKENS, layer.to_q.in_features, device=weight.device, dtype=weight.dtype)
-    inputs = (
-        inputs * torch.linspace(-1, 1, _TOKENS, device=weight.device, dtype=weight.dtype)[:, None]
-    ).requires_grad_(trains)
+    # Weights of swapped blocks are elsewhere.
+    device, dtype = network.device, layer.to_q.weight.dtype
+    inputs = torch.ones(1, _TOKENS, layer.to_q.in_features, device=device, dtype=dtype)
+    inputs = (inputs * torch.linspace(-1, 1, _TOKENS, device=device, dtype=dtype)[:, None]).requires_grad_(trains)
     text = None if getattr(layer, "added_kv_proj_dim", None) is None else inputs
     values: list[Tensor] = []
     handle = layer.to_v.register_forward_hook(lambda module, given, found: values.append(found))
@@ -89,7 +88,7 @@ def try_backend(network: nn.Module, backend: str, precision: AbstractContextMana
         if trains and not _has_gradient(output, values[0]):
             raise ValueError("it gives no gradient")
     except Exception as error:  # every kernel has errors of its own
-        raise ConfigError(_refusal(backend, error, f" on {weight.device.type} in {weight.dtype}")) from error
+        raise ConfigError(_refusal(backend, error, f" on {device.type} in {dtype}")) from error
     finally:
         handle.remove()
 

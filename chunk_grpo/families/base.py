@@ -97,6 +97,8 @@ class LoadOptions:
     """Device of the parts."""
     base_precision: BasePrecision | None = None
     """Precision of the quantised linear layers of the transformer's blocks; None: `dtype`."""
+    block_swap: float = 0.0
+    """Share of the transformer's blocks whose linear layers stay in the CPU's memory; see `families.swapping`."""
     text_precision: BasePrecision | None = None
     """The same of the text encoders' blocks."""
     attention_backend: str | None = None

@@ -30,6 +30,7 @@ def options_of(model: ModelParams, cfg_scale: float, size: ModelParams | Generat
         max_sequence_length=model.max_sequence_length,
         device=default_device(),
         base_precision=model.base_precision,
+        block_swap=model.block_swap,
         text_precision=model.text_precision,
         attention_backend=model.attention_backend,
     )

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from chunk_grpo.config.models import BasePrecision
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.families.sharding import block_names
+from chunk_grpo.families.swapping import swapped_weights
 
 _BLOCK = 64
 """Weights with a common scale in `nf4`, and what the number of a layer's weights must be a multiple of."""
@@ -80,10 +81,13 @@ def quantiser(precision: BasePrecision, key: str) -> Callable[[Tensor], Tensor]:
 
 
 def leave_out_of_replicas(network: nn.Module) -> None:
-    """Let DistributedDataParallel pass over quantised weights, which it cannot send; all processes have the same."""
-    network._ddp_params_and_buffers_to_ignore = [  # type: ignore[assignment]  # the name that torch reads
-        name for name, weight in network.named_parameters() if _is_quantised(weight)
-    ]
+    """Let DistributedDataParallel pass over weights that it cannot send, which are the same in all processes.
+
+    They are quantised, or swapped.
+    """
+    quantised = [name for name, weight in network.named_parameters() if _is_quantised(weight)]
+    ignored = [*quantised, *swapped_weights(network)]
+    network._ddp_params_and_buffers_to_ignore = ignored  # type: ignore[assignment]  # the name that torch reads
 
 
 def parts(weight: Any) -> Iterator[Tensor]:

@@ -19,13 +19,18 @@ def recompute(network: Any, share: float) -> None:
     network.enable_gradient_checkpointing(_of_share(share))
 
 
+def is_of_share(place: int, share: float) -> bool:
+    """Whether the block of this number is of an evenly spaced share of the blocks."""
+    return int((place + 1) * share) > int(place * share)
+
+
 def _of_share(share: float) -> Callable[..., Any]:
     """A function that runs a block. It numbers the blocks in the order in which they first run."""
     places: dict[nn.Module, int] = {}
 
     def run(block: nn.Module, *inputs: Any) -> Any:
         place = places.setdefault(block, len(places))
-        if int((place + 1) * share) > int(place * share):
+        if is_of_share(place, share):
             return checkpoint(block.__call__, *inputs, use_reentrant=False)
         return block(*inputs)
 

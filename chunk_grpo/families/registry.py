@@ -99,7 +99,9 @@ def check_checkpoint(
     from chunk_grpo.families.weights.policy import check_start
 
     # Kernels of attention are tried where they run, and there are no values to quantise.
-    described = replace(options, device="meta", attention_backend=None, base_precision=None, text_precision=None)
+    described = replace(
+        options, device="meta", attention_backend=None, base_precision=None, text_precision=None, block_swap=0.0
+    )
     family = family_class(name).load(described)
     for height, width in sizes:
         family.resized(height, width)

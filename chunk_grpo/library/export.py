@@ -185,7 +185,7 @@ def _write(trained: Path, out: Path, kind: Kind, name: str, card: _Card, base: M
             case "comfyui":
                 comfyui_lora(trained, draft / f"{name}.safetensors")
             case "merged":
-                whole = base.model_copy(update={"base_precision": None})
+                whole = base.model_copy(update={"base_precision": None, "block_swap": 0.0})
                 merged(Model(whole, cfg_scale=1.0).loaded("transformer"), trained, draft)
         _forget_folders(draft / "config.json")
         is_on_hub = not Path(base.checkpoint).exists()

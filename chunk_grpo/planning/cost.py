@@ -19,6 +19,9 @@ FLOAT32 = 4
 STAGED_GBS = 4.0
 """GB/s at which a GPU's state is copied to host memory, assumed."""
 
+SWAPPED_GBS = 20.0
+"""GB/s at which swapped weights come from host memory, assumed: five eighths of PCIe 4.0 with 16 lanes."""
+
 PROMPT_SECONDS = 1.0
 """Most seconds that training waits for the files of a checkpoint; a test compares it with the training's own."""
 
@@ -44,6 +47,18 @@ class Traffic:
     def seconds(self, machine: Machine) -> float:
         """Seconds inside a machine and between machines, one after the other."""
         return self.bytes / (machine.gbs * GIGA) + self.between / (machine.network_gbs * GIGA)
+
+
+def sweeps_of(settings: Settings, counts: IterationCounts, heldout: float) -> float:
+    """How often an iteration needs all weights that are not kept: once a pass without gradients, twice one with."""
+    evaluated = (counts.rollout, counts.old_log_probs, counts.ratio, counts.reference)
+    without = sum(count.passes for count in evaluated) + heldout * counts.heldout.passes
+    return settings.passes * (without + counts.update.passes) + settings.backward_passes * counts.update.passes
+
+
+def swapping_seconds(settings: Settings, sweeps: float) -> float:
+    """Seconds in which swapped weights are copied; a layer waits for its own, and the copy for the layer before."""
+    return sweeps * settings.swapped_bytes / (SWAPPED_GBS * GIGA)
 
 
 def sweep_bytes(settings: Settings) -> float:
@@ -72,11 +87,8 @@ def traffic_of(settings: Settings, counts: IterationCounts, heldout: float) -> T
     if not settings.shards:
         averaged = 2 * updates * gradients
         return Traffic(0.0, 0.0, (n - 1) / n * averaged, abroad * averaged / settings.processes_each)
-    evaluated = (counts.rollout, counts.old_log_probs, counts.ratio, counts.reference)
-    without = sum(count.passes for count in evaluated) + heldout * counts.heldout.passes
     backward = settings.backward_passes * counts.update.passes
-    sweeps = settings.passes * (without + counts.update.passes) + backward
-    gathered, reduced = sweeps * sweep_bytes(settings), backward * gradients
+    gathered, reduced = sweeps_of(settings, counts, heldout) * sweep_bytes(settings), backward * gradients
     inside = (s - 1) / s
     if settings.is_hybrid:
         averaged = 2 * abroad * updates * gradients / s
@@ -114,6 +126,8 @@ class IterationCost:
     """Operations by purpose."""
     traffic: Traffic
     """Bytes received."""
+    swapping: float
+    """Seconds in which swapped weights are copied, beside no computation."""
     seconds: Seconds
 
     @property
@@ -145,8 +159,9 @@ def iteration_cost(settings: Settings, variant: str, machine: Machine) -> Iterat
     }
     traffic = traffic_of(settings, counts, heldout)
     used = {name: value for name, value in flop.items() if value}
-    seconds = Seconds.of(sum(used.values()), traffic.seconds(machine), machine)
-    return IterationCost(variant, counts, heldout, used, traffic, seconds)
+    swapping = swapping_seconds(settings, sweeps_of(settings, counts, heldout))
+    seconds = Seconds.of(sum(used.values()), traffic.seconds(machine), machine, swapping)
+    return IterationCost(variant, counts, heldout, used, traffic, swapping, seconds)
 
 
 @dataclass(frozen=True)
@@ -179,11 +194,15 @@ def stage_costs(settings: Settings, machine: Machine, iterations: Sequence[Itera
     scores = images_of(params) * scoring(params, tuple(params.scorers)).flop
     encoded = (sum(encoded_for_training(params)) + prompts.evaluated) * text
     loaded = {name: size / (machine.disk_gbs * GIGA) for name, size in loaded_bytes(settings).items()}
+    profiled = profile * 2 * params.sampling.num_steps
+    velocities = rows * generated.num_steps + runs * rows * (generated.num_steps + generated.base_steps)
+    passes = {"profile": profiled / params.profile.batch_size, "generate": velocities / generated.batch_size}
+    waits = {name: swapping_seconds(settings, settings.passes * count) for name, count in passes.items()}
     return [
         _shared("encode", encoded, machine, loaded["encode"]),
-        _shared("profile", profile * 2 * params.sampling.num_steps * forward, machine, loaded["profile"]),
+        _shared("profile", profiled * forward, machine, loaded["profile"], waits["profile"]),
         *(_training(settings, one, machine, loaded["train"]) for one in iterations),
-        _shared("generate", base + runs * tuned, machine, loaded["generate"]),
+        _shared("generate", base + runs * tuned, machine, loaded["generate"], waits["generate"]),
         _shared("score", scores, machine, loaded["score"]),
     ]
 
@@ -228,9 +247,10 @@ def text_flop(settings: Settings) -> float:
     return 2.0 * (settings.text.weights - settings.text.embeddings) * settings.params.model.max_sequence_length
 
 
-def _shared(name: str, flop: float, machine: Machine, loading: float) -> StageCost:
-    """A stage whose batches all GPUs take in turn."""
-    return StageCost(name, machine.gpus, flop, Seconds.of(flop / machine.gpus, 0.0, machine, loading))
+def _shared(name: str, flop: float, machine: Machine, loading: float, waiting: float = 0.0) -> StageCost:
+    """A stage whose batches all GPUs take in turn, with the seconds that its copies of swapped weights take."""
+    seconds = Seconds.of(flop / machine.gpus, 0.0, machine, loading + waiting / machine.gpus)
+    return StageCost(name, machine.gpus, flop, seconds)
 
 
 def _training(settings: Settings, one: IterationCost, machine: Machine, loading: float) -> StageCost:
@@ -240,7 +260,7 @@ def _training(settings: Settings, one: IterationCost, machine: Machine, loading:
     number = train.iterations * len(train.seeds)
     flop = number * settings.processes * one.total_flop
     receiving = number * one.traffic.seconds(machine)
-    seconds = Seconds.of(flop / settings.processes, receiving, machine, saving + loading)
+    seconds = Seconds.of(flop / settings.processes, receiving, machine, saving + loading + number * one.swapping)
     return StageCost(f"train {one.variant}", settings.processes, flop, seconds)
 
 
@@ -271,7 +291,7 @@ class Saving:
 def saving_of(settings: Settings, one: IterationCost, machine: Machine) -> Saving:
     """When a training of a variant saves, and what that takes."""
     train = settings.params.train
-    iteration = Seconds.of(one.total_flop, one.traffic.seconds(machine), machine)
+    iteration = one.seconds
     every = min(train.iterations, train.checkpoint_every or train.iterations)
     if train.checkpoint_minutes is not None:
         every = min(every, math.ceil(60 * train.checkpoint_minutes / iteration.least))

@@ -8,7 +8,7 @@ from typing import Literal
 
 from chunk_grpo import environment
 from chunk_grpo.config import AdaptivePlan, GuidedPlan
-from chunk_grpo.planning.cost import IterationCost, Saving
+from chunk_grpo.planning.cost import SWAPPED_GBS, IterationCost, Saving
 from chunk_grpo.planning.machines import Machine
 from chunk_grpo.planning.memory import Phase, training_phases
 from chunk_grpo.planning.scorers import scoring
@@ -57,6 +57,7 @@ def findings_of(
         *_gpus(settings),
         *_reference(settings),
         *_quantised(settings),
+        *_swapping(settings, costs),
         *_traffic(settings, machine, costs),
         *_ratios(settings, costs),
         *_prompts(prompts),
@@ -110,6 +111,12 @@ def _savings(settings: Settings, phase: Phase) -> Iterator[tuple[str, float]]:
         yield "model.base_precision: nf4", base - settings.network.weights / 2
         if phase.name != "update" or train.gradient_checkpointing:
             yield "model.base_precision: int8", base - settings.network.weights
+        if train.gradient_checkpointing == 1:
+            all_swapped = settings.swapping(1.0)
+            saved = (
+                all_swapped.swapped_bytes - all_swapped.copied_bytes - settings.swapped_bytes + settings.copied_bytes
+            )
+            yield "model.block_swap: 1", saved
     if phase.name == "encode" and not params.model.text_precision:
         whole = settings.text_bytes(None)
         yield "model.text_precision: nf4", float(whole - settings.text_bytes("nf4"))
@@ -128,6 +135,8 @@ def _savings(settings: Settings, phase: Phase) -> Iterator[tuple[str, float]]:
 def _recomputing(settings: Settings, machine: Machine) -> Iterator[Finding]:
     """A smaller share of recomputed blocks that fits too, with a GiB to spare."""
     used = settings.params.train.gradient_checkpointing
+    if settings.swapped_bytes:  # their blocks are all recomputed
+        return
     total = settings.update_flop
     for share in (False, *SHARES):
         if share >= used:
@@ -223,6 +232,16 @@ def _quantised(settings: Settings) -> Iterator[Finding]:
             "costs",
             f"model.base_precision: {precision} without train.gradient_checkpointing keeps a copy of the layers in "
             f"{settings.params.model.dtype} for the backward pass; set train.gradient_checkpointing: true, or nf4",
+        )
+
+
+def _swapping(settings: Settings, costs: Sequence[IterationCost]) -> Iterator[Finding]:
+    for cost in costs if settings.swapped_bytes else ():
+        yield Finding(
+            "note",
+            f"{cost.variant}: model.block_swap: {settings.params.model.block_swap:g} copies "
+            f"{settings.swapped_bytes / GIB:.1f} GiB a pass, {cost.swapping:.0f} s of an iteration's "
+            f"{cost.seconds.least:.0f} s at an assumed {SWAPPED_GBS:g} GB/s; larger batches have fewer passes",
         )
 
 

@@ -65,13 +65,14 @@ def stage_phases(settings: Settings) -> list[Phase]:
     text = {"text encoders": float(settings.text_bytes(settings.params.model.text_precision))}
     adapter = network.trained_weights * FLOAT32 if settings.adapts else 0
     drawing = {
-        "weights": float(network.base_bytes + network.buffer_bytes + adapter),
+        "weights": network.base_bytes - settings.swapped_bytes + network.buffer_bytes + adapter,
+        "copies of a swapped block": settings.copied_bytes,
         "VAE": float(settings.vae_weights * element),
         "activations": float(settings.drawing.peak),
         "decoding": float(settings.drawn_decoded.bytes),
         "context": CONTEXT_BYTES,
     }
-    return [Phase("encode", text | {"context": CONTEXT_BYTES}), Phase("generate", drawing)]
+    return [Phase("encode", text | {"context": CONTEXT_BYTES}), Phase("generate", _used(drawing))]
 
 
 def embeddings_of_pass(settings: Settings, images: int, *, backward: bool) -> float:
@@ -129,6 +130,7 @@ def _kept(settings: Settings, variant: str) -> dict[str, float]:
     trained = settings.network.trained_weights / settings.spread
     return {
         "weights": held_weights(settings) / settings.spread + settings.network.buffer_bytes,
+        "copies of a swapped block": settings.copied_bytes,
         "AdamW": settings.optimizer_bytes * trained,
         "weight averages": FLOAT32 * trained * averages_of(settings, variant),
         "KL reference": _reference(settings, variant) / settings.spread,
@@ -150,11 +152,14 @@ def _gradients(settings: Settings) -> dict[str, float]:
 
 
 def held_weights(settings: Settings) -> float:
-    """Bytes of the network's weights: float32 if all are trained, else as they are loaded, and a float32 adapter."""
+    """Bytes of the network's weights: float32 if all are trained, else as they are loaded, and a float32 adapter.
+
+    Swapped ones are left out.
+    """
     network = settings.network
     if not settings.adapts:
         return float(FLOAT32 * network.weights)
-    return float(network.base_bytes + FLOAT32 * network.trained_weights)
+    return network.base_bytes - settings.swapped_bytes + FLOAT32 * network.trained_weights
 
 
 def _reference(settings: Settings, variant: str) -> float:
@@ -195,7 +200,7 @@ def _loading(settings: Settings, variant: str) -> dict[str, float]:
 
     Scorers are loaded later, when they are first asked.
     """
-    whole = float(settings.network.base_bytes)
+    whole = settings.network.base_bytes - settings.swapped_bytes
     held = held_weights(settings)
     network = {"whole network": whole, "weights": whole / settings.spread}
     if not settings.shards:

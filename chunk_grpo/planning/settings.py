@@ -106,6 +106,17 @@ class Settings:
         return self.params.train.lora is not None
 
     @property
+    def swapped_bytes(self) -> float:
+        """Weights of swapped blocks, which stay in the CPU's memory. All of a block's count as linear layers."""
+        return self.params.model.block_swap * self.element * (self.network.weights - self.network.outer_weights)
+
+    @property
+    def copied_bytes(self) -> float:
+        """Most of them that are on the GPU at once: those of the largest block, while it is recomputed."""
+        largest = max((unit.weights for unit in self.network.units.values()), default=0)
+        return min(self.swapped_bytes, float(self.element * largest))
+
+    @property
     def rollout(self) -> PassSizes:
         """Velocities of `rollout_batch` images, without gradients, so that no block is recomputed."""
         tuning = self.traced.tuning and replace(self.traced.tuning, gradient_checkpointing=False)
@@ -128,6 +139,11 @@ class Settings:
         """Operations of a micro-batch: forward and backward pass, with recomputation."""
         one = self.update
         return one.forward + one.backward + one.recomputed
+
+    def swapping(self, share: float) -> Settings:
+        """The same with another `model.block_swap`."""
+        model = self.params.model.model_copy(update={"block_swap": share})
+        return replace(self, params=self.params.model_copy(update={"model": model}))
 
     def recomputing(self, share: bool | float) -> Settings:
         """The same with another `train.gradient_checkpointing`."""

@@ -95,8 +95,9 @@ class Storage:
     image_bytes: float
     """Their files, about."""
     host: float
-    """Host memory of a training machine, about: processes, the base's weights that the policy is compared with at the
-    end, and a checkpoint on its way to the disk; of sharded training, the gathered policy too."""
+    """Host memory of a training machine, about: processes with their offloaded parts and swapped blocks, the base's
+    weights that the policy is compared with at the end, and a checkpoint on its way to the disk; of sharded training,
+    the gathered policy too."""
 
     @property
     def disk(self) -> float:
@@ -145,7 +146,8 @@ def storage_of(settings: Settings) -> Storage:
         policies=float(runs * (1 + best) * policy),
         images=images_of(params),
         image_bytes=images_of(params) * pixels * PNG_BYTES,
-        host=(PROCESS_BYTES + offloaded_bytes(settings) + _kept_base(settings)) * settings.processes_each
+        host=(PROCESS_BYTES + offloaded_bytes(settings) + _kept_base(settings) + settings.swapped_bytes)
+        * settings.processes_each
         + checkpoint / (settings.machines if settings.shards and not settings.is_hybrid else 1)
         + (policy if settings.shards else 0.0),
     )

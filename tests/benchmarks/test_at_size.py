@@ -32,7 +32,7 @@ def test_each_way_trains_and_stands_beside_its_plan(tmp_path: Path, monkeypatch:
         return plans[0]
 
     monkeypatch.setattr(at_size, "planned", planned_once)
-    ways = ["eager", "half recomputed", at_size.NARROW]
+    ways = ["eager", "half recomputed", at_size.NARROW, "swapped"]
     at_size.main(["random-flux", *TOY, "--ways", *ways, "--iterations", "1", "--json", str(file)])
     found = json.loads(file.read_text())["ways"]
     assert list(found) == ways
@@ -41,8 +41,9 @@ def test_each_way_trains_and_stands_beside_its_plan(tmp_path: Path, monkeypatch:
         assert len(record["seconds_an_image"]) == 1
         assert record["planned_gib"]["update"] > 0
         assert max(record["fidelity_p99"]) < 0.05
-    # Recomputed activations are the same numbers.
-    assert found["half recomputed"]["grad_norm"] == found["eager"]["grad_norm"]
+    # Recomputed activations and copied weights are the same numbers.
+    for way in ("half recomputed", "swapped"):
+        assert found[way]["grad_norm"] == found["eager"]["grad_norm"]
     assert found[at_size.NARROW]["grad_norm"] == pytest.approx(found["eager"]["grad_norm"], rel=0.05)
     assert found[at_size.NARROW]["grad_norm"] != found["eager"]["grad_norm"]
 

@@ -32,6 +32,39 @@ def test_a_quantised_base() -> None:
     assert any("base_precision: int8 without train.gradient_checkpointing" in t for t in levels(bare, "costs"))
 
 
+def test_swapped_blocks() -> None:
+    """FLUX.1-dev has 11.837 billion weights in its blocks, 340 million in the largest; half of them leave the GPU for
+    the host, but for one block's. A pass copies 11.8 GB at 20 GB/s, twice one with a gradient. The plan names the
+    setting where memory lacks, without more recomputation than there is."""
+    night = edited(only(preset("night-24gb-flux"), ["chunk-ws"]), model={"base_precision": None})
+    half = edited(night, model={"block_swap": 0.5})
+    texts = levels(plan(night, 1, gpu="RTX4090"), "cannot")
+    assert all("use model.block_swap: 1 (up to 21.4 GiB)" in text for text in texts)
+    before, after = plan(night, 1, gpu="RTX4090"), plan(half, 1, gpu="RTX4090")
+    assert levels(after, "cannot") == []
+    for one, other in zip(before.memory, after.memory, strict=True):
+        moved = (one.bytes - other.bytes) / 1e9
+        assert moved == pytest.approx({"encode": 0, "loading": 11.84}.get(one.name, 11.84 - 0.68), abs=0.01)
+    assert (after.storage.host - before.storage.host) / 1e9 == pytest.approx(11.84, abs=0.01)
+    cost, plain = after.iterations[0], before.iterations[0]
+    counts = cost.counts
+    gradients, heldout = counts.update.passes, cost.heldout * counts.heldout.passes
+    without = sum(each.passes for each in (counts.rollout, counts.old_log_probs, counts.ratio, counts.reference))
+    assert cost.swapping == pytest.approx((without + heldout + 2 * gradients) * 11.84 / 20, rel=0.001)
+    assert cost.seconds.least == plain.seconds.least + cost.swapping
+    assert after.total.hours[0] > before.total.hours[0] + cost.swapping * night.train.iterations / 3600
+    assert any("block_swap: 0.5 copies 11.0 GiB a pass" in text for text in levels(after, "note"))
+    assert not any("recomputes more" in text for text in levels(after, "costs"))
+    page = (ROOT / "docs" / "one_card.md").read_text(encoding="utf-8")
+    for way, found in {
+        "`base_precision: int8`": plan(only(preset("night-24gb-flux"), ["chunk-ws"]), 1, gpu="RTX4090"),
+        "bfloat16, `block_swap: 0.5`": after,
+        "bfloat16, `block_swap: 1`": plan(edited(night, model={"block_swap": 1}), 1, gpu="RTX4090"),
+    }.items():
+        most = max(phase.bytes for phase in found.memory) / GIB
+        assert f"| {way} | {most:.1f} GiB | {found.iterations[0].seconds.least:.0f} s |" in page
+
+
 @pytest.mark.parametrize(("precision", "size"), [("int8", 8.79), ("float8", 8.79), ("nf4", 5.56)])
 def test_quantised_text_encoders(precision: str, size: float) -> None:
     """Qwen2.5-VL has 8.29 billion weights, 1.09 of them in its table of embeddings and its last layer."""

@@ -57,6 +57,8 @@ class Job:
     """Floating-point type of the base weights."""
     base_precision: BasePrecision | None = None
     """Precision of the checkpoint's quantised layers."""
+    block_swap: float = 0.0
+    """Share of the checkpoint's blocks whose layers stay in the CPU's memory."""
     sgd: bool = False
     """Whether plain SGD takes AdamW's place. AdamW divides by the gradient's own size, so that a rounding error in a
     gradient near 0 moves a weight as far as any other."""
@@ -164,6 +166,7 @@ def loaded(job: Job, prompts: PromptSet) -> tuple[DiffusersFamily, Conditioning]
     options = {
         "dtype": getattr(torch, job.dtype),
         "base_precision": job.base_precision,
+        "block_swap": job.block_swap,
         "device": job.device,
         "attention_backend": job.attention_backend,
         "cfg_scale": job.cfg_scale,

@@ -18,6 +18,7 @@ from chunk_grpo.config.models import BasePrecision
 from chunk_grpo.errors import ConfigError, DataError, one_line
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.quantised import quantise
+from chunk_grpo.families.swapping import swap
 from chunk_grpo.families.weights.records import may_be_hub_id
 from chunk_grpo.weights import NO_DIFFERENCES, KnownDifferences, load_weights, quiet, stored_weights
 
@@ -216,12 +217,15 @@ def _load_network(network_class: Any, folder: Path, options: LoadOptions, again:
     rule = again[0].upper() + again[1:]
     known = _MAY_HAVE.get(network_class.__name__, NO_DIFFERENCES)
     precision: BasePrecision | None = None if key is None else getattr(options, key)
-    device = options.device if precision is None else "cpu"
+    swaps = key == "base_precision" and options.block_swap > 0
+    device = "cpu" if swaps or precision is not None else options.device
     network = load_weights(
         f"{place}: weights", network_class, folder, options.dtype, rule, device=device, known=known, files=stored
     )
     if precision is not None:
         quantise(network, precision, options.device, f"model.{key}")
+    elif swaps:
+        swap(network, options.block_swap, options.device)
     return network
 
 

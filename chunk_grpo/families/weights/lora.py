@@ -92,11 +92,11 @@ def _layers(network: nn.Module) -> Iterator[LoraLayer]:
     return (module for module in network.modules() if isinstance(module, LoraLayer))
 
 
-def _widen(network: nn.Module) -> None:
-    """Cast the adapter to float32: peft creates it in the type of its layer."""
+def _widen(network: Any) -> None:
+    """Cast the adapter to float32, on the network's device: peft creates it in the type and place of its layer."""
     for layer in _layers(network):
-        layer.lora_A[_ADAPTER].float()
-        layer.lora_B[_ADAPTER].float()
+        layer.lora_A[_ADAPTER].to(network.device, torch.float32)
+        layer.lora_B[_ADAPTER].to(network.device, torch.float32)
 
 
 @contextmanager
