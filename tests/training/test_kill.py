@@ -6,6 +6,7 @@ machine moves no kill. That training has begun is seen from its TensorBoard file
 before its first iteration.
 """
 
+import os
 import random
 import shutil
 import subprocess
@@ -82,7 +83,9 @@ class Victim:
 
     def begun(self) -> int:
         """Number of processes that began to train."""
-        return len(list((self.workspace.root / "logs").rglob("events.*")))
+        # Unlike rglob, walk passes over a draft's folder that goes away meanwhile.
+        files = (name for _, _, names in os.walk(self.workspace.root / "logs") for name in names)
+        return sum(name.startswith("events.") for name in files)
 
     def newest(self) -> int:
         """Iteration of the newest checkpoint; 0 when there is none."""
