@@ -45,9 +45,9 @@ def swap(network: nn.Module, share: float, device: torch.device | str) -> None:
         for layer in block.modules() if is_of_share(place, share) else ():
             if type(layer) is nn.Linear:
                 layer.__class__ = SwappedLinear
-                for weight in layer.parameters():
-                    # From pinned memory the copy does not wait for the passes that are queued.
-                    weight.data = weight.data.pin_memory() if torch.device(device).type == "cuda" else weight.data
+                if torch.device(device).type == "cuda":  # a copy from pinned memory does not wait for queued work
+                    for weight in layer.parameters():
+                        weight.data = weight.data.pin_memory()
     network.to(device)
 
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.families.swapping import SwappedLinear, swapped_weights
+from chunk_grpo.training.learner import tuning_of
 from tests.families.small_parts import TINY
 from tests.pretended.device import DEVICE, PretendedTensor
-from tests.training.conftest import CHUNK_WS, OPTIONS
+from tests.training.conftest import CHUNK_WS, OPTIONS, small_params
 from tests.training.conftest import prompts as prompts  # a fixture
 from tests.training.test_quantised import LORA
 from tests.training.worker import Job, do
@@ -61,6 +62,14 @@ def test_linear_layers_of_a_share_of_the_blocks_stay_in_the_memory_of_the_cpu(sh
     assert away(network) == {*swapped_weights(network)}
     for name, weight in given.transformer.state_dict().items():
         assert torch.equal(network.state_dict()[name].cpu(), weight.cpu())
+
+
+def test_an_adapter_is_on_the_device_and_replicas_leave_swapped_weights_out() -> None:
+    family = FluxFamily.load(replace(OPTIONS, device=DEVICE, block_swap=1.0), ("transformer",))
+    family.prepare_training(tuning_of(small_params(CHUNK_WS, **LORA).train), 0)
+    assert all(isinstance(weight, PretendedTensor) for weight in family.trainable_parameters())
+    network = family.transformer
+    assert away(network) == {*swapped_weights(network)} <= {*network._ddp_params_and_buffers_to_ignore}
 
 
 @pytest.mark.usefixtures("waits")
