@@ -155,7 +155,9 @@ def code_commit() -> str | None:
     A copy of the code has it beside itself, since the checkout may have another one by now.
     """
     noted = Path(__file__).resolve().parents[2] / COMMIT_OF_COPY
-    return noted.read_text().strip() or None if noted.is_file() else output_of("git", "rev-parse", "HEAD")
+    return (
+        noted.read_text(encoding="utf-8").strip() or None if noted.is_file() else output_of("git", "rev-parse", "HEAD")
+    )
 
 
 def output_of(*command: str) -> str | None:

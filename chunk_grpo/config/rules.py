@@ -218,7 +218,7 @@ def quantised_bases_are_frozen(model: ModelParams, train: TrainParams) -> Iterat
 
 
 def swapped_blocks_are_frozen(model: ModelParams, train: TrainParams) -> Iterator[Problem]:
-    """Only weights that are not trained can stay away from the GPU, and only those of blocks that are recomputed."""
+    """Swapped weights are not trained, and their blocks are recomputed."""
     share, path = f"{model.block_swap:g}", ("model", "block_swap")
     if model.block_swap == 0:
         return

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from chunk_grpo.config.models import BasePrecision
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.families.sharding import block_names
+from chunk_grpo.families.sharding import blocks_of
 from chunk_grpo.families.swapping import swapped_weights
 
 _BLOCK = 64
@@ -50,11 +50,9 @@ def quantise(
 
 def layers_of_blocks(network: nn.Module) -> list[nn.Linear]:
     """The layers that are quantised."""
-    names = block_names(network)
-    blocks = (module for module in network.modules() if type(module).__name__ in names)
     return [
         layer
-        for layer in dict.fromkeys(module for block in blocks for module in block.modules())
+        for layer in dict.fromkeys(module for block in blocks_of(network) for module in block.modules())
         if isinstance(layer, nn.Linear) and layer.weight.numel() % _BLOCK == 0
     ]
 

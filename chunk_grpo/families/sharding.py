@@ -30,9 +30,7 @@ def shard_weights(network: nn.Module, mesh: DeviceMesh, gathered: torch.dtype | 
     if gathered is not None:
         # Inputs keep their types: rotary embeddings are float32 in a bfloat16 pass too.
         policy = MixedPrecisionPolicy(gathered, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    names = block_names(network)
-    blocks = [module for module in network.modules() if type(module).__name__ in names]
-    for module in [*blocks, network]:
+    for module in [*blocks_of(network), network]:
         # The root's gathered weights are freed after each pass too. Otherwise they would be stale after the parameters
         # change without a backward pass, as when averaged weights are swapped in.
         fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
@@ -41,6 +39,12 @@ def shard_weights(network: nn.Module, mesh: DeviceMesh, gathered: torch.dtype | 
 def block_names(network: nn.Module) -> list[str]:
     """Classes of the blocks that are gathered one by one."""
     return cast(list[str], network._no_split_modules)
+
+
+def blocks_of(network: nn.Module) -> list[nn.Module]:
+    """The blocks, in the network's order."""
+    names = block_names(network)
+    return [module for module in network.modules() if type(module).__name__ in names]
 
 
 def sharded_copy(network: Any, gathered: torch.dtype | None) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from chunk_grpo.families.recomputing import is_of_share
-from chunk_grpo.families.sharding import block_names
+from chunk_grpo.families.sharding import blocks_of
 
 
 class SwappedLinear(nn.Linear):
@@ -39,9 +39,7 @@ def swap(network: nn.Module, share: float, device: torch.device | str) -> None:
         share: Above 0, at most 1; of 57 blocks a half is 28.
         device: Device of the network.
     """
-    names = block_names(network)
-    blocks = [module for module in network.modules() if type(module).__name__ in names]
-    for place, block in enumerate(blocks):
+    for place, block in enumerate(blocks_of(network)):
         for layer in block.modules() if is_of_share(place, share) else ():
             if type(layer) is nn.Linear:
                 layer.__class__ = SwappedLinear

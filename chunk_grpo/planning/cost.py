@@ -196,8 +196,12 @@ def stage_costs(settings: Settings, machine: Machine, iterations: Sequence[Itera
     loaded = {name: size / (machine.disk_gbs * GIGA) for name, size in loaded_bytes(settings).items()}
     profiled = profile * 2 * params.sampling.num_steps
     velocities = rows * generated.num_steps + runs * rows * (generated.num_steps + generated.base_steps)
-    passes = {"profile": profiled / params.profile.batch_size, "generate": velocities / generated.batch_size}
-    waits = {name: swapping_seconds(settings, settings.passes * count) for name, count in passes.items()}
+    guided = 2 if generated.cfg_scale != 1 and params.model.cfg_passes == 2 else 1
+    sweeps = {
+        "profile": settings.passes * profiled / params.profile.batch_size,
+        "generate": guided * velocities / generated.batch_size,
+    }
+    waits = {name: swapping_seconds(settings, count) for name, count in sweeps.items()}
     return [
         _shared("encode", encoded, machine, loaded["encode"]),
         _shared("profile", profiled * forward, machine, loaded["profile"], waits["profile"]),

@@ -102,21 +102,14 @@ def _savings(settings: Settings, phase: Phase) -> Iterator[tuple[str, float]]:
         yield "train.gradient_checkpointing: true", passes * (1 - float(train.gradient_checkpointing))
     if phase.name not in ("encode", "generate") and not settings.adapts:
         yield "train.lora", held - settings.element * settings.network.weights / settings.spread
-    if (
-        phase.name != "encode"
-        and settings.adapts
-        and not (params.model.base_precision or settings.shards or train.compile)
-    ):
+    is_plain = settings.adapts and not (params.model.base_precision or settings.shards or train.compile)
+    if phase.name != "encode" and is_plain and not params.model.block_swap:
         base = settings.network.base_bytes
         yield "model.base_precision: nf4", base - settings.network.weights / 2
         if phase.name != "update" or train.gradient_checkpointing:
             yield "model.base_precision: int8", base - settings.network.weights
-        if train.gradient_checkpointing == 1:
-            all_swapped = settings.swapping(1.0)
-            saved = (
-                all_swapped.swapped_bytes - all_swapped.copied_bytes - settings.swapped_bytes + settings.copied_bytes
-            )
-            yield "model.block_swap: 1", saved
+    if phase.name != "encode" and is_plain and train.gradient_checkpointing == 1:
+        yield "model.block_swap: 1", settings.swapping(1.0).spared_bytes - settings.spared_bytes
     if phase.name == "encode" and not params.model.text_precision:
         whole = settings.text_bytes(None)
         yield "model.text_precision: nf4", float(whole - settings.text_bytes("nf4"))
@@ -126,7 +119,7 @@ def _savings(settings: Settings, phase: Phase) -> Iterator[tuple[str, float]]:
         saved = sum(parts["VAE" if name == "vae" else name] for name in left)
         yield f"train.offload: [{', '.join(left)}]", saved
     if "trajectories" in phase.parts:
-        if not params.model.base_precision:
+        if not (params.model.base_precision or params.model.block_swap):
             yield "more GPUs" if settings.shards else "more GPUs with train.shard_weights", held / 2
         fewer = parts["trajectories"] * (1 - 1 / train.prompts_per_iteration)
         yield "fewer images an iteration (train.prompts_per_iteration)", fewer

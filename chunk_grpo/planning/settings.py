@@ -112,9 +112,14 @@ class Settings:
 
     @property
     def copied_bytes(self) -> float:
-        """Most of them that are on the GPU at once: those of the largest block, while it is recomputed."""
+        """Copies that are on the GPU at once, at most: a whole block's, the largest one's, while it is recomputed."""
         largest = max((unit.weights for unit in self.network.units.values()), default=0)
         return min(self.swapped_bytes, float(self.element * largest))
+
+    @property
+    def spared_bytes(self) -> float:
+        """What block swap takes off the GPU."""
+        return self.swapped_bytes - self.copied_bytes
 
     @property
     def rollout(self) -> PassSizes:

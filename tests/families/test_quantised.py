@@ -16,7 +16,7 @@ from chunk_grpo.families.base import LoadOptions, TuningOptions, velocity_functi
 from chunk_grpo.families.diffusers_family import DiffusersFamily
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.quantised import parts
-from chunk_grpo.families.sharding import block_names
+from chunk_grpo.families.sharding import blocks_of
 from tests.families.conftest import disturb, of_peft, options, velocity
 from tests.families.parity import PROMPTS, as_loaded, encoded, load, module_of, names_with_slow_ones
 from tests.families.small_parts import TINY
@@ -37,7 +37,7 @@ def size(weight: Tensor) -> int:
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_linear_layers_of_blocks_take_a_byte_or_half(precision):
     network, whole = toy(precision).transformer, toy().transformer
-    inside = [each for each in network.modules() if type(each).__name__ in block_names(network)]
+    inside = blocks_of(network)
     layers = {id(part) for block in inside for part in block.modules() if isinstance(part, nn.Linear)}
     for (name, module), other in zip(network.named_modules(), whole.modules(), strict=True):
         for own, weight in module.named_parameters(recurse=False):

@@ -55,6 +55,10 @@ def test_swapped_blocks() -> None:
     assert after.total.hours[0] > before.total.hours[0] + cost.swapping * night.train.iterations / 3600
     assert any("block_swap: 0.5 copies 11.0 GiB a pass" in text for text in levels(after, "note"))
     assert not any("recomputes more" in text for text in levels(after, "costs"))
+    refused = ("base_precision", "shard_weights")  # beside swapped blocks
+    small = levels(plan(half, 1, memory_gb=16), "cannot")
+    assert small and not any(name in text for text in small for name in refused)
+    assert any("use model.block_swap: 1 (up to 11.0 GiB)" in text for text in small)
     page = (ROOT / "docs" / "one_card.md").read_text(encoding="utf-8")
     for way, found in {
         "`base_precision: int8`": plan(only(preset("night-24gb-flux"), ["chunk-ws"]), 1, gpu="RTX4090"),

@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from chunk_grpo.config.families import family_names
 from chunk_grpo.families.models.flux import FluxFamily
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.families.swapping import SwappedLinear, swapped_weights
 from chunk_grpo.training.learner import tuning_of
+from tests.families.parity import PROMPTS, encoded, load, module_of
 from tests.families.small_parts import TINY
 from tests.pretended.device import DEVICE, PretendedTensor
 from tests.training.conftest import CHUNK_WS, OPTIONS, small_params
@@ -97,3 +99,19 @@ def test_a_copy_is_freed_after_its_layer_without_a_backward_pass(prompts: Prompt
         velocities = [family.velocity(x, t, prompts.conditioning.rows([0]).to(DEVICE)) for family in (base, given)]
     assert torch.equal(velocities[0].cpu(), velocities[1].cpu())
     assert {*copies} == {1}
+
+
+@pytest.mark.parametrize("name", family_names())
+def test_every_family_swaps(name: str, tmp_path: Path) -> None:
+    """No network reads a swapped weight past its layer."""
+    case = module_of(name).CASE
+    module_of(name).random_pipeline().save_pretrained(tmp_path)
+    scale = case.scales[-1]
+    given, found = (load(name, tmp_path, cfg_scale=scale, device=DEVICE, block_swap=share) for share in (0.0, 1.0))
+    assert away(found.transformer) == {*swapped_weights(found.transformer)} != set()
+    whole = load(name, tmp_path, cfg_scale=scale)
+    conditioning = encoded(whole, PROMPTS[:1], away=case.away).to(DEVICE)
+    x, t = torch.zeros(1, *given.latent_shape).to(DEVICE), torch.tensor([0.5]).to(DEVICE)
+    with torch.no_grad():
+        velocities = [family.velocity(x, t, conditioning).cpu() for family in (given, found)]
+    assert torch.equal(*velocities)
