@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -25,26 +25,16 @@ class Packing:
         """All micro-batches in order of execution."""
         return self.divided + self.whole
 
-    @property
-    def num_items(self) -> int:
-        """Number of items in all micro-batches."""
-        return sum(map(len, self.all))
 
-    def with_gradient(self, slopes: Tensor) -> Packing:
-        """The micro-batches that have a gradient; all of them if none has one.
+def with_slope(chunks: TrainedChunks, slopes: Tensor) -> TrainedChunks:
+    """The trained chunks on which the objective depends; all of them if it depends on none.
 
-        Whole micro-batches are left out, and no item of another one: the sums keep their order, so the gradient keeps
-        its bits.
-
-        Args:
-            slopes: Derivative of the objective by each item [B, S - 1].
-        """
-
-        def kept(parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            return tuple(part for part in parts if bool(slopes[part[:, 0], part[:, 1]].any()))
-
-        found = Packing(kept(self.divided), kept(self.whole))
-        return found if found.all else self
+    Args:
+        chunks: Trained chunks.
+        slopes: Derivative of the objective by each item's value [B, S - 1].
+    """
+    useful = chunks.selected & (chunks.assignment.means((slopes != 0).to(torch.float64)) > 0)  # [B, Kmax]
+    return replace(chunks, selected=useful) if useful.any() else chunks
 
 
 def pack(chunks: TrainedChunks, size: int) -> Packing:

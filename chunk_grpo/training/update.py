@@ -8,8 +8,8 @@ The objective's gradient is a weighted sum of the gradients of single-step log-p
 the chunk's ratio. A first pass without gradients computes the ratios; a second pass back-propagates (sample, step)
 items, one micro-batch at a time. A chunk that fits into a micro-batch needs no first pass: its ratio is known after the
 forward pass of that micro-batch. In the first update after a rollout all ratios are 1, and no chunk needs one. Both
-passes must be the same computation: same dtype, no dropout. A micro-batch without a gradient has neither pass: without
-a KL term, items of equal rewards have an advantage of 0.
+passes must be the same computation: same dtype, no dropout. A chunk on which the objective does not depend has neither
+pass: without a KL term, images of equal rewards have an advantage of 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from chunk_grpo.core.types import Transition
 from chunk_grpo.families.base import ConditioningRows
 from chunk_grpo.training.forward_values import MatchingValues, NftValues, PairsOfItems, PolicyVelocity
 from chunk_grpo.training.method import Method
-from chunk_grpo.training.packing import pack
+from chunk_grpo.training.packing import pack, with_slope
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.stopping import Check
 
@@ -212,7 +212,7 @@ class UpdateStats:
     by_step: Tensor
     """float64 [2, S - 1], number of selected items of each step, and of those whose chunk is clipped."""
     skipped: int = 0
-    """Number of selected items that were not trained, because their micro-batch had no gradient."""
+    """Number of selected items that were not trained, because the objective does not depend on their chunk."""
 
     @classmethod
     def of_all(cls, parts: Sequence[UpdateStats]) -> UpdateStats:
@@ -253,11 +253,12 @@ class Update:
         self._policy, self._batch, self._bounds = policies.policy, batch, bounds
         self._reference = policies.reference if bounds.kl_coef > 0 else None
         self._old = self._values.old(batch.old_log_probs)
-        packing = pack(batch.chunks, micro_batch_size)
-        # With a ratio of 1 nothing is clipped: an item without a slope here has none at any ratio.
+        # With a ratio of 1 nothing is clipped: a chunk without a slope here has none at any ratio.
         by_log_prob, by_kl = self._coefficients(self._old)
-        self._packing = packing.with_gradient((by_log_prob != 0) | (by_kl != 0))
-        self._skipped = packing.num_items - self._packing.num_items
+        useful = with_slope(batch.chunks, (by_log_prob != 0) | (by_kl != 0))
+        self._packing = pack(useful, micro_batch_size)
+        sizes = batch.chunks.assignment.sizes
+        self._skipped = int(sizes[batch.chunks.selected & ~useful.selected].sum())
 
     def accumulate_gradient(self, processes: Processes, *, on_policy: bool, check: Check) -> UpdateStats:
         """Add the gradient of the negative objective to the gradients of the policy's parameters.

@@ -4,7 +4,7 @@ import torch
 
 from chunk_grpo.core.assignment import ChunkAssignment, TrainedChunks
 from chunk_grpo.core.chunking import ChunkPlan, listed_plan, step_plan
-from chunk_grpo.training.packing import pack
+from chunk_grpo.training.packing import pack, with_slope
 
 
 def packed(chunks: TrainedChunks, size: int) -> tuple[list[list[list[int]]], list[list[list[int]]]]:
@@ -40,17 +40,18 @@ def test_steps_of_no_chunk_are_left_out():
     assert packed(chunks, 8) == ([], [[[0, 1], [0, 3]]])
 
 
-def test_only_micro_batches_with_a_gradient_are_kept_by_hand():
-    """Three rows with chunks of 3 and 1 steps; the middle one has a gradient in its first chunk only."""
+def test_chunks_without_a_slope_are_left_out_by_hand():
+    """Three rows with chunks of 3 and 1 steps; the middle one has a slope in its first chunk, but for one step."""
     chunks = TrainedChunks.every(ChunkAssignment.shared(ChunkPlan((3, 1)), 3))
     slopes = torch.zeros(3, 4)
     slopes[1, :3] = torch.tensor([0.5, 0.0, -0.5])
-    kept = pack(chunks, 3).with_gradient(slopes)
-    assert [part.tolist() for part in kept.all] == [[[1, 0], [1, 1], [1, 2]]]
-    kept = pack(chunks, 2).with_gradient(slopes)  # (row, step) 00 01 | 02 10 | 11 12 | 20 21 | 22 and 03 13 | 23
-    assert [part.tolist() for part in kept.divided] == [[[0, 2], [1, 0]], [[1, 1], [1, 2]]]
-    assert kept.whole == () and kept.num_items == 4
-    assert pack(chunks, 2).with_gradient(torch.zeros(3, 4)).num_items == 12  # a process has something to pass
+    assert with_slope(chunks, slopes).selected.tolist() == [[False, False], [True, False], [False, False]]
+    slopes[2, 3] = -0.5
+    found = with_slope(chunks, slopes)
+    assert packed(found, 3) == ([], [[[1, 0], [1, 1], [1, 2]], [[2, 3]]])
+    untrained = TrainedChunks(chunks.assignment, torch.tensor([[True, True], [False, True], [True, True]]))
+    assert with_slope(untrained, slopes).selected.nonzero().tolist() == [[2, 1]]
+    assert with_slope(chunks, torch.zeros(3, 4)) is chunks  # a process has something to pass
 
 
 def test_every_item_is_in_one_micro_batch_of_at_most_its_size():

@@ -19,7 +19,6 @@ from chunk_grpo.core.rollout import rollout_sde, sample_noise
 from chunk_grpo.core.sde import CPS, diffusion_coefs
 from chunk_grpo.families.base import Conditioning
 from chunk_grpo.training.method import Method, StepGrid
-from chunk_grpo.training.packing import Packing
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.update import Policies, Update, UpdateBatch, UpdateStats
 
@@ -289,30 +288,18 @@ def of_equal_rewards(case: Case) -> Case:
 @pytest.mark.parametrize("on_policy", [True, False])
 @pytest.mark.parametrize("micro_batch_size", [1, 3, 5])
 @pytest.mark.parametrize(("per_chunk", "trust_region"), [(False, "clip"), (True, "clip"), (True, "divergence")])
-def test_micro_batches_without_a_gradient_are_not_passed(
-    name, on_policy, micro_batch_size, per_chunk, trust_region, monkeypatch
-):
-    """The gradient keeps its bits, and is that of all items."""
+def test_chunks_without_an_advantage_are_not_passed(name, on_policy, micro_batch_size, per_chunk, trust_region):
     method = method_with(trust_region=trust_region, clip_range=2e-3 if trust_region == "clip" else 1e-6)
     moved = 0.0 if on_policy else 0.02
     case = of_equal_rewards(make_case(ASSIGNMENTS[name], moved=moved, advantage_per_chunk=per_chunk))
     found, stats = two_pass(case, method, micro_batch_size, on_policy)
     assert relative_error(found, plain_autograd(case, method)) < 1e-12
-    with monkeypatch.context() as patch:
-        patch.setattr(Packing, "with_gradient", lambda self, _: self)
-        wanted, all_stats = two_pass(case, method, micro_batch_size, on_policy)
-    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
-    assert stats.skipped + len(stats.steps) == len(all_stats.steps)
-    assert torch.equal(stats.clipped, all_stats.clipped) and torch.equal(stats.chunk, all_stats.chunk)
-    assert set(stats.ratios.tolist()) <= set(all_stats.ratios.tolist())
     chosen = case.batch.chunks.selected
     useful = chosen & (case.batch.advantages.reshape(B, -1).expand(chosen.shape) != 0)
-    if micro_batch_size == 1:
-        items = case.batch.chunks.assignment.to_steps(useful.double()).sum()
-        assert len(stats.steps) == items < len(all_stats.steps)
-        assert len(stats.ratios) == useful.sum()
-    assert len(stats.ratios) >= useful.sum()
-    assert stats.skipped > 0 or micro_batch_size == 5
+    items, all_items = (int(case.batch.chunks.assignment.to_steps(c.double()).sum()) for c in (useful, chosen))
+    assert (len(stats.steps), stats.skipped) == (items, all_items - items)
+    assert stats.skipped > 0 and len(stats.ratios) == useful.sum()
+    assert len(stats.clipped) == len(stats.chunk) == chosen.sum() and stats.by_step[0].sum() == all_items
 
 
 def test_items_with_a_kl_term_are_all_passed():
