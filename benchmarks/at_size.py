@@ -16,35 +16,31 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
 
 import diffusers
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from peft.tuners.lora import LoraLayer
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.flux_gpu import release
 from benchmarks.random_flux import random_module
 from benchmarks.tables import parser_of, write_found
 from chunk_grpo.config import Params, parse_params
 from chunk_grpo.core.chunk_sampling import chunk_weights
-from chunk_grpo.families.base import Conditioning, TuningOptions
+from chunk_grpo.families.base import Conditioning
 from chunk_grpo.families.diffusers_family import DiffusersFamily
 from chunk_grpo.families.options import options_of
 from chunk_grpo.families.prompts import PromptSet
 from chunk_grpo.families.quantised import quantise
 from chunk_grpo.families.registry import family_class
 from chunk_grpo.families.swapping import swap
-from chunk_grpo.families.weights.lora import add_lora
 from chunk_grpo.library.runs import training_data
 from chunk_grpo.library.times import times_of
 from chunk_grpo.library.training import scorer_of
@@ -64,19 +60,18 @@ PROFILE = (
 )
 # fmt: on
 """Relative L1 distances of the shipped toy's 16 noisy steps."""
-NARROW = "narrow adapter"
 WAYS: Mapping[str, Sequence[str]] = {
     "eager": (),
     "compiled": ("train.compile=true",),
     "half recomputed": ("train.gradient_checkpointing=0.5",),
     "nothing recomputed": ("train.gradient_checkpointing=false",),
-    NARROW: (),
+    "narrow adapter": ("train.lora.precision=network",),
     "int8": ("model.base_precision=int8",),
     "float8": ("model.base_precision=float8",),
     "nf4": ("model.base_precision=nf4",),
     "swapped": ("model.block_swap=1", "train.gradient_checkpointing=true"),
 }
-"""Overrides of the preset; `narrow adapter` is the default but for `narrow_adapter`."""
+"""Overrides of the preset."""
 
 REWARD = "brightness"
 PHASES = ("rollout", "waiting_for_reward", "update")
@@ -86,29 +81,6 @@ PHASES = ("rollout", "waiting_for_reward", "update")
 def brightness(images: NDArray[np.uint8], prompts: list[str], metadata: list[Any]) -> NDArray[np.float64]:
     """Mean value of each image."""
     return np.asarray(images.mean(axis=(1, 2, 3), dtype=np.float64) / 255)
-
-
-class _Narrow(nn.Linear):
-    """A layer whose float32 weights are cast to the type of its input."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight.to(x.dtype))
-
-
-@contextmanager
-def narrow_adapter() -> Iterator[None]:
-    """Context in which new adapters compute in the network's type, over their float32 weights."""
-
-    def add_narrow(network: Any, options: TuningOptions, seed: int) -> None:
-        add_lora(network, options, seed)
-        for layer in network.modules():
-            if isinstance(layer, LoraLayer):
-                layer.cast_input_dtype_enabled = False
-                for part in (*layer.lora_A.values(), *layer.lora_B.values()):
-                    part.__class__ = _Narrow
-
-    with patch("chunk_grpo.families.diffusers_family.add_lora", add_narrow):
-        yield
 
 
 def params_of(
@@ -234,8 +206,7 @@ def main(options: Sequence[str] | None = None) -> None:
         changes = [*arguments.overrides, *WAYS[way]]
         params = params_of(arguments.preset, changes, arguments.iterations, arguments.prompts, arguments.variant)
         started = time.perf_counter()
-        with narrow_adapter() if way == NARROW else nullcontext():
-            record = _measured(params, device, arguments.gpu)
+        record = _measured(params, device, arguments.gpu)
         found[way] = {"overrides": changes, **record, "all_seconds": time.perf_counter() - started}
         console.print(f"{way}: {json.dumps(found[way])}")
         write_found(arguments.json, device=name, preset=arguments.preset, ways=found)

@@ -137,9 +137,9 @@ class LocalPrefect:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        for port in (self.port, self.port + 1):
+        for port, needed in ((self.port, ""), (self.port + 1, ", and the reports of this server need it")):
             if _listens(port):
-                raise SetUpError(f"{_holder(port)}; choose another one, as in PREFECT_PORT=4300")
+                raise SetUpError(f"{_holder(port)}{needed}; choose another one for the server, as in PREFECT_PORT=4300")
         workers = 1 if self.gpu_workers is None else self.gpu_workers
         devices = shares(visible_gpus(), workers)
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

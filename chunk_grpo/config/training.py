@@ -17,6 +17,9 @@ class LoraParams(Section):
     """Numerator of the scale of the adapter's output, alpha / rank."""
     targets: Annotated[tuple[str, ...], Field(min_length=1)]
     """Names of the adapted linear layers, or their ends after a dot."""
+    precision: Literal["float32", "network"] = "float32"
+    """Type in which the adapter computes in training; its weights are float32. `float32`; `network`: the type of the
+    network, so that a layer's input and output are not cast."""
 
 
 class ControllerParams(Section):

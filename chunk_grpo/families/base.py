@@ -122,6 +122,8 @@ class TuningOptions:
     weights of a half-precision checkpoint are trained, None means autocast to that type."""
     compiles: bool = False
     """Whether the blocks of the network, and of copies, are compiled when they first run."""
+    lora_precision: Literal["float32", "network"] = "float32"
+    """Type in which the adapter computes over its float32 weights. Unused without a rank."""
     guidance_gradient: Literal["both", "conditional"] = "both"
     """Which velocities of classifier-free guidance have a gradient; `conditional`: that of the prompts alone."""
 

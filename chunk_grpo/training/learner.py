@@ -268,6 +268,7 @@ def tuning_of(settings: TrainParams) -> TuningOptions:
         gradient_checkpointing=settings.gradient_checkpointing,
         autocast=None,
         compiles=settings.compile,
+        lora_precision="float32" if lora is None else lora.precision,
         guidance_gradient=settings.guidance_gradient,
     )
 

@@ -100,9 +100,10 @@ def options(
     targets: tuple[str, ...] = ("to_q", "to_out.0", "proj_out"),
     checkpointing: bool = False,
     autocast: torch.dtype | None = None,
+    **more: Any,
 ) -> TuningOptions:
     """Everything is trained, as today, unless told otherwise."""
-    return TuningOptions(rank, 6.0, targets, checkpointing, autocast)
+    return TuningOptions(rank, 6.0, targets, checkpointing, autocast, **more)
 
 
 def prepared(load: Callable[[], FluxFamily], rank: int | None = None, **settings: Any) -> FluxFamily:

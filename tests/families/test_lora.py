@@ -142,6 +142,62 @@ class TestStart:
         assert wrapper.with_gradient == [False]
 
 
+class TestPrecision:
+    """An adapter that computes in the network's type."""
+
+    @pytest.fixture
+    def both(self, bf16: Load) -> tuple[FluxFamily, FluxFamily]:
+        """Two bfloat16 policies with the same adapter, which computes in float32, and in bfloat16."""
+        wide, narrow = (prepared(bf16, rank=3, lora_precision=each) for each in ("float32", "network"))
+        for family in (wide, narrow):
+            disturb(family)
+        return wide, narrow
+
+    def test_its_weights_stay_in_float32_and_its_activations_are_the_networks(self, both):
+        seen: list[set[torch.dtype]] = []
+        for family in both:
+            types: set[torch.dtype] = set()
+            assert {weight.dtype for weight in family.trainable_parameters()} == {torch.float32}
+            for name, module in family.transformer.named_modules():
+                if ".lora_" in name and isinstance(module, nn.Linear):
+                    module.register_forward_hook(
+                        lambda _, inputs, out, types=types: types.update((inputs[0].dtype, out.dtype))
+                    )
+            velocity(family)
+            seen.append(types)
+        assert seen == [{torch.float32}, {torch.bfloat16}]
+
+    def test_velocity_and_gradient_differ_by_the_networks_rounding(self, both, bf16):
+        base = velocity(bf16())
+        velocities, gradients = [], []
+        for family in both:
+            found = velocity(family)
+            found.square().mean().backward()
+            velocities.append(found.detach())
+            gradients.append(torch.cat([weight.grad.flatten() for weight in family.trainable_parameters()]))
+        wide, narrow = velocities
+        assert 0 < float((narrow - wide).norm() / (wide - base).norm()) < 0.05
+        wide, narrow = gradients
+        assert narrow.dtype == torch.float32
+        assert 0 < float((narrow - wide).norm() / wide.norm()) < 0.05
+
+    def test_passes_with_and_without_a_gradient_are_the_same_bits(self, both):
+        with torch.no_grad():
+            before = velocity(both[1])
+        assert torch.equal(velocity(both[1]), before)
+
+    def test_in_a_float32_network_it_changes_nothing(self, tiny):
+        wide, narrow = (prepared(tiny, rank=3, lora_precision=each) for each in ("float32", "network"))
+        for family in (wide, narrow):
+            disturb(family)
+        assert torch.equal(velocity(narrow), velocity(wide))
+
+    def test_its_file_is_that_of_any_adapter(self, both, tmp_path):
+        for number, family in enumerate(both):
+            family.save_transformer(family.policy_state(), tmp_path / str(number))
+        assert (tmp_path / "0" / FILE).read_bytes() == (tmp_path / "1" / FILE).read_bytes()
+
+
 class TestFiles:
     def test_a_saved_adapter_gives_the_same_velocities(self, adapted, load, tmp_path):
         base = load()

@@ -45,7 +45,10 @@ def test_used_port_error_tells_prefect_from_other_programs(home: Path) -> None:
     with answering(200, b"true") as (port, _):
         assert f"port {port} is in use by a Prefect server, perhaps `make serve` of another" in refusal(home, port)
     with answering(200, b"<html>") as (port, _):
-        assert f"port {port} is in use by another program" in refusal(home, port)
+        assert f"port {port} is in use by another program; choose another one" in refusal(home, port)
+        assert f"port {port} is in use by another program, and the reports of this server need it" in refusal(
+            home, port - 1
+        )
     with socket.create_server(("127.0.0.1", 0)) as mute:
         port = mute.getsockname()[1]
         Thread(target=lambda: [mute.accept()[0].close() for _ in range(2)], daemon=True).start()

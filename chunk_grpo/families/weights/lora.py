@@ -56,6 +56,8 @@ def add_lora(network: Any, options: TuningOptions, seed: int) -> None:
         torch.default_generator.manual_seed(seed)
         network.add_adapter(config, adapter_name=_ADAPTER)
     _widen(network)
+    if options.lora_precision == "network":
+        _compute_as_network(network)
     leave_out_of_replicas(network)
 
 
@@ -97,6 +99,21 @@ def _widen(network: Any) -> None:
     for layer in _layers(network):
         layer.lora_A[_ADAPTER].to(network.device, torch.float32)
         layer.lora_B[_ADAPTER].to(network.device, torch.float32)
+
+
+class _CastLinear(nn.Linear):
+    """A layer whose weights are cast to the type of its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight.to(x.dtype))
+
+
+def _compute_as_network(network: nn.Module) -> None:
+    """Let the float32 adapter compute in the type of its layers' inputs. peft would cast the inputs instead."""
+    for layer in _layers(network):
+        layer.cast_input_dtype_enabled = False
+        for part in (layer.lora_A[_ADAPTER], layer.lora_B[_ADAPTER]):
+            part.__class__ = _CastLinear
 
 
 @contextmanager
