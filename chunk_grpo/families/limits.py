@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.base import LoadOptions
+from chunk_grpo.families.weights.checkpoint import takes_no_guidance
 
 if TYPE_CHECKING:
     from chunk_grpo.families.diffusers_family import DiffusersFamily
@@ -23,10 +24,11 @@ def check_limits(family: DiffusersFamily, pipeline: Any, options: LoadOptions) -
     """
     checkpoint, tokens = options.checkpoint, options.max_sequence_length
     network, vae = pipeline.transformer, pipeline.vae
-    if options.cfg_scale != 1 and pipeline.config.get("is_distilled"):
+    of_network = {} if network is None else {**network.config, "_class_name": type(network).__name__}
+    if options.cfg_scale != 1 and takes_no_guidance(pipeline.config, of_network):
         raise ConfigError(
-            f"sampling.cfg_scale and generate.cfg_scale: must be 1 for {checkpoint}, which is distilled and takes no "
-            f"guidance (is_distilled in its model_index.json), got {options.cfg_scale:g}"
+            f"sampling.cfg_scale and generate.cfg_scale: must be 1 for {checkpoint}, which was distilled to few steps "
+            f"without guidance, got {options.cfg_scale:g}; set both to 1, or choose its base model"
         )
     if vae is not None:
         patch = getattr(network.config, "patch_size", 1) if network is not None else 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +14,6 @@ from chunk_grpo.errors import ConfigError
 if TYPE_CHECKING:
     from chunk_grpo.families.base import Family, LoadOptions, Part
     from chunk_grpo.families.diffusers_family import DiffusersFamily
-
-
-_LOGGER = logging.getLogger(__name__)
 
 
 def family_class(name: str) -> type[DiffusersFamily]:
@@ -94,7 +90,7 @@ def check_checkpoint(
         DataError: The checkpoint is missing, broken or of another family, or its files do not fit its networks.
     """
     # Here: torch takes seconds.
-    from chunk_grpo.families.weights.checkpoint import is_distilled
+    from chunk_grpo.families.weights.checkpoint import warn_of_distilled
     from chunk_grpo.families.weights.lora import check_targets
     from chunk_grpo.families.weights.policy import check_start
 
@@ -105,13 +101,7 @@ def check_checkpoint(
     family = family_class(name).load(described)
     for height, width in sizes:
         family.resized(height, width)
-    if is_distilled(Path(options.checkpoint)):
-        _LOGGER.warning(
-            "model.checkpoint: %s is distilled to few steps. Training takes it back towards many steps and blurs its "
-            "images, most of all with a likelihood of noised images (docs/families.md); train its base model if there "
-            "is one.",
-            options.checkpoint,
-        )
+    warn_of_distilled(options.checkpoint)
     if lora_targets is not None:
         check_targets(family.transformer, tuple(lora_targets))
     if start is not None:

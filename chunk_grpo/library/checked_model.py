@@ -46,6 +46,7 @@ def _check(params: Params) -> None:
     from chunk_grpo.families.quantised import quantiser
     from chunk_grpo.families.registry import check_checkpoint, check_edits
     from chunk_grpo.families.tracing import Traced, network_sizes
+    from chunk_grpo.families.weights.checkpoint import warn_of_distilled
     from chunk_grpo.families.weights.policy import local_policy
     from chunk_grpo.families.weights.records import may_be_hub_id
     from chunk_grpo.planning.models import read_checkpoint
@@ -65,11 +66,14 @@ def _check(params: Params) -> None:
         check_checkpoint(model.family, options, sizes, None if lora is None else lora.targets, start)
     elif place := _with_configurations(model.checkpoint, model.revision):
         checkpoint = read_checkpoint(model.family, place)
+        warn_of_distilled(model.checkpoint, json.loads(checkpoint.configs)["transformer"])
         tuning = None if lora is None else TuningOptions(lora.rank, lora.alpha, lora.targets, False, None)
         for height, width in sizes:
             source = (height, width) if edits(params.prompts) else None
             length = model.max_sequence_length
             network_sizes(Traced(checkpoint, model.dtype, height, width, length, source=source, tuning=tuning))
+    else:
+        warn_of_distilled(model.checkpoint)
 
 
 def _with_configurations(hub_id: str, revision: str | None) -> str | None:

@@ -302,7 +302,9 @@ def saving_of(settings: Settings, one: IterationCost, machine: Machine) -> Savin
     size = checkpoint_bytes(settings)
     seconds, staged = save_seconds(size, machine), size / settings.spread / (STAGED_GBS * GIGA)
     waited = staged + min(seconds, PROMPT_SECONDS) + max(0.0, seconds - every * iteration.least)
-    total = (-(-train.iterations // every) - 1) * waited + staged + seconds
+    last = checkpoint_bytes(settings, is_last=True)
+    at_end = last / settings.spread / (STAGED_GBS * GIGA) + save_seconds(last, machine)
+    total = (-(-train.iterations // every) - 1) * waited + at_end
     share = total / (total + train.iterations * iteration.least)
     lost = every * iteration.most
     if train.checkpoint_minutes is not None:

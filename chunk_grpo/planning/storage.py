@@ -106,11 +106,14 @@ class Storage:
         return embeddings + self.checkpoints + self.policies + self.image_bytes
 
 
-def checkpoint_bytes(settings: Settings) -> float:
-    """A checkpoint between iterations: trained weights (float32), the optimiser's state, and weight averages."""
+def checkpoint_bytes(settings: Settings, *, is_last: bool = False) -> float:
+    """A checkpoint between iterations: trained weights (float32), the optimiser's state, and weight averages.
+
+    The last one has no state of the optimiser, unless `train.keep_state` is set.
+    """
     averages = max(averages_of(settings, variant) for variant in settings.params.variants)
-    each = FLOAT32 + settings.optimizer_bytes + FLOAT32 * averages
-    return float(each * settings.network.trained_weights)
+    moments = 0 if is_last and not settings.params.train.keep_state else settings.optimizer_bytes
+    return float((FLOAT32 + moments + FLOAT32 * averages) * settings.network.trained_weights)
 
 
 def unfinished_bytes(settings: Settings, variant: str) -> float:

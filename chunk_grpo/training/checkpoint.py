@@ -68,7 +68,7 @@ class TrainingState:
     """State dict of the trained weights: the whole policy, or the adapter alone. Here and below, tensors may be
     sharded; a loaded state has a `StoredTensor` in their place."""
     optimizer: dict[str, Any]
-    """State dict of the optimiser."""
+    """State dict of the optimiser; {} after the last iteration of a training whose state is not kept."""
     rows: list[tuple[int, str, float]]
     """Metric rows (iteration, metric, value) so far."""
     extra: dict[str, Any] = field(default_factory=dict)

@@ -135,6 +135,7 @@ class Learner:
         self.optimizer = make_optimizer(
             settings.optimizer, self._parameters, method.variant.learning_rate, settings.weight_decay
         )
+        self._can_go_on = True
         self.average: ExponentialMovingAverage | None = None
         self._sampler: ExponentialMovingAverage | None = None
         if (decay := settings.ema_decay) is not None:
@@ -233,21 +234,26 @@ class Learner:
         return Update(self._policies, self._method, batch, self.bounds, self._settings.micro_batch_size)
 
     def state(self) -> dict[str, Any]:
-        """Weights, state of the optimiser and averages, which the next update changes in place."""
+        """Weights, state of the optimiser ({} if none was restored) and averages; the next update changes them."""
         return {
             "network": self._family.trainable_state(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.optimizer.state_dict() if self._can_go_on else {},
             "averages": [None if each is None else each.state() for each in (self.average, self._sampler)],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of `state`, with unsharded or stored tensors. The optimiser keeps the given ones."""
+        """Restore the result of `state`, with unsharded or stored tensors. The optimiser keeps the given ones.
+
+        Without a state of the optimiser, {}, no update can follow.
+        """
         self._family.load_trainable_state(state["network"])
-        moments = {
-            index: {name: self._part(index, value) for name, value in held.items()}
-            for index, held in state["optimizer"]["state"].items()
-        }
-        self.optimizer.load_state_dict({**state["optimizer"], "state": moments})
+        self._can_go_on = bool(optimizer := state["optimizer"])
+        if optimizer:
+            moments = {
+                index: {name: self._part(index, value) for name, value in held.items()}
+                for index, held in optimizer["state"].items()
+            }
+            self.optimizer.load_state_dict({**optimizer, "state": moments})
         for each, held in zip((self.average, self._sampler), state["averages"], strict=True):
             if each is not None:
                 each.load_state(held)

@@ -325,8 +325,8 @@ class Trainer:
         """Restore the newest checkpoint that a run of this length has; there may be later ones of a longer run."""
         last = self._settings.iterations
         state = self._checkpoints.latest(last)
-        if state is not None and state.iteration == last and state.extra["unfinished"] is not None:
-            state = self._checkpoints.latest(last - 1)  # that one has begun an iteration after the last one
+        if state is not None and not self._goes_on_from(state):
+            state = self._checkpoints.latest(state.iteration - 1)
         if state is None:
             return
         found = {"network": state.network, "optimizer": state.optimizer, "averages": state.extra["averages"]}
@@ -342,6 +342,12 @@ class Trainer:
         if len(state.extra["sampled"]) == self._processes.count:  # or the batches are sampled again
             own, device = state.extra["sampled"][self._processes.index], self._family.device
             self._sampled = [SampledTrajectories.from_state(batch, device) for batch in own]
+
+    def _goes_on_from(self, state: TrainingState) -> bool:
+        """Whether a run of this length can: it needs the optimiser's state, unless nothing of it is left to train."""
+        if state.iteration == self._settings.iterations:
+            return state.extra["unfinished"] is None  # or it has begun an iteration after the last one
+        return bool(state.optimizer)
 
     def _resume_unfinished(self, states: list[dict[str, Any]], iteration: int) -> None:
         """Restore an iteration in progress, each process with its own trajectories; as many processes as before."""
@@ -365,7 +371,10 @@ class Trainer:
             self._rows.append((self._done, "seconds_checkpoint", self._saved_at - start))
 
     def _save(self, *, copied: bool = True) -> None:
-        """Begin to save a checkpoint. Random streams are functions of the iteration and have no state."""
+        """Begin to save a checkpoint; without the optimiser's state if no iteration will follow.
+
+        Random streams are functions of the iteration and have no state.
+        """
         unfinished = None if self._unfinished is None else self._processes.gather([self._unfinished.state()])
         trained = self._learner.state()
         extra = {
@@ -377,5 +386,7 @@ class Trainer:
             "by_step": self._by_step.state(),
             "best": self._best_state,
         }
-        state = TrainingState(self._done, trained["network"], trained["optimizer"], self._rows, extra)
+        goes_on = self._settings.keep_state or self._done < self._settings.iterations
+        optimizer = trained["optimizer"] if goes_on else {}
+        state = TrainingState(self._done, trained["network"], optimizer, self._rows, extra)
         self._checkpoints.begin(state, copied=copied)

@@ -12,6 +12,7 @@ from chunk_grpo.families.base import Conditioning, LoadOptions
 from chunk_grpo.families.diffusers_family import DiffusersFamily
 from chunk_grpo.families.models.qwen_image_21 import QwenImage21Family
 from chunk_grpo.families.registry import check_checkpoint
+from chunk_grpo.families.weights.checkpoint import warn_of_distilled
 from tests.families.conftest import edit_json
 from tests.families.parity import load, module_of
 
@@ -141,15 +142,35 @@ def test_a_model_of_few_steps_is_named(name, file, change, folder, tmp_path, cap
     path = place / file
     edit_json(path, change)
     options = LoadOptions(str(place), height=32, width=32, max_sequence_length=8)
-    with caplog.at_level(logging.WARNING, "chunk_grpo.families.registry"):
+    with caplog.at_level(logging.WARNING, "chunk_grpo.families.weights.checkpoint"):
         check_checkpoint(name, options, [], None)
     assert ("is distilled to few steps" in caplog.text) == (folder is not None)
 
 
-def test_a_distilled_model_takes_no_guidance(tmp_path):
-    folder = saved("flux2_klein", tmp_path)
-    path = folder / "model_index.json"
-    edit_json(path, {"is_distilled": True})
-    load("flux2_klein", folder, cfg_scale=1.0)
-    with pytest.raises(ConfigError, match=r"must be 1 for .*, which is distilled .*, got 4"):
-        load("flux2_klein", folder, cfg_scale=4.0)
+@pytest.mark.parametrize(
+    ("name", "is_named"),
+    [
+        ("black-forest-labs/FLUX.1-schnell", True),
+        ("black-forest-labs/FLUX.2-klein-4B", True),
+        ("black-forest-labs/FLUX.2-klein-base-4B", False),
+        ("Tongyi-MAI/Z-Image-Turbo", True),
+        ("Tongyi-MAI/Z-Image", False),
+        ("black-forest-labs/FLUX.1-Krea-dev", False),
+    ],
+)
+def test_a_hub_id_of_few_steps_is_named(name, is_named, caplog):
+    with caplog.at_level(logging.WARNING, "chunk_grpo.families.weights.checkpoint"):
+        warn_of_distilled(name)
+    assert ("is distilled to few steps" in caplog.text) == is_named
+
+
+@pytest.mark.parametrize(
+    ("name", "network", "index"),
+    [("flux2_klein", {}, {"is_distilled": True}), ("flux", {"guidance_embeds": False}, {})],
+)
+def test_a_distilled_model_takes_no_guidance(name, network, index, tmp_path):
+    folder = saved(name, tmp_path, **network)
+    edit_json(folder / "model_index.json", index)
+    load(name, folder, cfg_scale=1.0)
+    with pytest.raises(ConfigError, match=r"must be 1 for .*, which was distilled .*, got 4; set both to 1"):
+        load(name, folder, cfg_scale=4.0)

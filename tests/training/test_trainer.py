@@ -101,6 +101,26 @@ def test_a_finished_run_is_not_trained_again(train, tmp_path):
     assert again.has_weights_of(first)
 
 
+def test_the_last_checkpoint_has_moments_only_if_its_state_is_kept(train, whole, tmp_path):
+    """It carries a finished training to its policy. A longer one goes on from the checkpoint before."""
+    run: dict[str, Any] = {"iterations": 2, "checkpoint_every": 1, "checkpoints_kept": 3}
+    kept, ended = (tmp_path / name for name in ("kept", "ended"))
+    short = train(ended, **run)
+    assert checkpoint(ended).optimizer == {}
+    assert store_in(ended, identity="test").latest(1).optimizer["state"]
+    with pytest.raises(TransientError):  # asked to stop after the last iteration, it saves once more
+        train(ended, stop_at=2, keep_state=True, **run)
+    assert checkpoint(ended).optimizer == {}
+    assert train(ended, keep_state=True, **run).has_weights_of(short)
+    train(kept, keep_state=True, **run)
+    assert checkpoint(kept).optimizer["state"]
+    for folder, first in ((kept, 3), (ended, 2)):
+        begun = len(checkpoint(folder).rows)
+        assert train(folder, iterations=3, checkpoint_every=3).equals(whole), begun
+        journal = read_journal(folder / "logs" / "it" / FILE)
+        assert journal.heading.done == first - 1
+
+
 def test_metrics_tell_every_iteration(whole):
     of = {(iteration, metric): value for iteration, metric, value in whole.rows}
     assert len(of) == len(whole.rows)

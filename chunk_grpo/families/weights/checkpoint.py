@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,6 +23,8 @@ from chunk_grpo.families.swapping import swap
 from chunk_grpo.families.weights.records import may_be_hub_id
 from chunk_grpo.weights import NO_DIFFERENCES, KnownDifferences, load_weights, quiet, stored_weights
 
+_LOGGER = logging.getLogger(__name__)
+
 _LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
 
 _VOCABULARIES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",))
@@ -40,6 +43,9 @@ OFFLINE = (
     "HF_HUB_OFFLINE is set, so only what is in its cache is read (HF_HUB_CACHE, or hub/ below HF_HOME): fetch it there "
     "with `hf download`, or unset the variable."
 )
+
+_DISTILLED = re.compile(r"schnell|turbo|distill|klein(?!-base)", re.IGNORECASE)
+"""Names of models that are distilled to few steps, which their files do not always say."""
 
 _QUANTISED = "quantised weights are not read; give the checkpoint as it was before, in bfloat16"
 
@@ -146,17 +152,36 @@ def check_files(checkpoint: str, pipeline_class: Any, components: Iterable[str])
         _check_component(folder / component, AGAIN)
 
 
-def is_distilled(folder: Path) -> bool:
-    """Whether the model of a checked folder draws in few steps because it was distilled.
+def takes_no_guidance(index: Mapping[str, Any], network: Mapping[str, Any]) -> bool:
+    """Whether a model was distilled to few steps without guidance, by its files.
 
-    By the mark of FLUX.2-klein, by the missing guidance input of FLUX.1-schnell's network, or by the folder's name
-    where no file says it, as with Z-Image-Turbo.
+    By the mark of FLUX.2-klein in model_index.json, or by the missing input of FLUX.1-schnell's network: dev and Krea
+    have it.
     """
-    network = _read_object(folder / "transformer" / "config.json", AGAIN)
-    return (
-        bool(_read_object(folder / "model_index.json", AGAIN).get("is_distilled"))
-        or (network.get("_class_name"), network.get("guidance_embeds")) == ("FluxTransformer2DModel", False)
-        or re.search("schnell|turbo|distill", folder.name, re.IGNORECASE) is not None
+    of_network = (network.get("_class_name"), network.get("guidance_embeds"))
+    return bool(index.get("is_distilled")) or of_network == ("FluxTransformer2DModel", False)
+
+
+def warn_of_distilled(checkpoint: str, network: Mapping[str, Any] | None = None) -> None:
+    """Log a warning about a model that draws in few steps because it was distilled.
+
+    By its files, or by its name where no file says it, as with Z-Image-Turbo.
+
+    Args:
+        checkpoint: Checked folder, or hub id.
+        network: Configuration of a hub id's transformer; None: it is not here.
+    """
+    folder, index = Path(checkpoint), {}
+    if folder.is_dir():
+        index = _read_object(folder / "model_index.json", AGAIN)
+        network = _read_object(folder / "transformer" / "config.json", AGAIN)
+    if not (takes_no_guidance(index, network or {}) or _DISTILLED.search(folder.name)):
+        return
+    _LOGGER.warning(
+        "model.checkpoint: %s is distilled to few steps. Training takes it back towards many steps and blurs its "
+        "images, most of all with a likelihood of noised images (docs/families.md); train its base model if there is "
+        "one.",
+        checkpoint,
     )
 
 
