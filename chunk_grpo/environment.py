@@ -1,6 +1,7 @@
 """Names shared by the programs of the project: environment variables and Prefect events."""
 
 import os
+from pathlib import Path
 from typing import TypeVar
 
 from chunk_grpo.errors import ConfigError
@@ -58,6 +59,12 @@ NOTIFY_WEBHOOK = "CHUNK_GRPO_NOTIFY_WEBHOOK"
 
 SCORE_MOVED = "chunk-grpo.score.moved"
 """Event: the score of a published model has changed."""
+
+
+def own_cache(name: str) -> Path:
+    """A folder of this user for what can be made again: `name` in ~/.cache/chunk-grpo, or below XDG_CACHE_HOME."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path("~/.cache").expanduser()) / "chunk-grpo" / name
 
 
 def whole_number(name: str, default: Default, least: int = 1) -> int | Default:

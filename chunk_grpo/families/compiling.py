@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import torch
 import torch._dynamo.config as dynamo
 from torch import nn
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.utils._pytree import tree_map_only
 
+from chunk_grpo.environment import own_cache
 from chunk_grpo.errors import ConfigError
 
 _BACKEND = "inductor"
@@ -22,6 +25,9 @@ _GRAPHS = 2**20
 
 Torch's limits are 8, and 256 in all; what comes then would run uncompiled without a word.
 """
+
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+"""Torch's variable for the folder of compiled graphs; its default is below /tmp, which a container loses."""
 
 _forgetting = False
 """Whether compiled blocks forget what a backward pass would need."""
@@ -37,6 +43,7 @@ def compile_blocks(network: Any) -> None:
     Args:
         network: Diffusers transformer; its `_repeated_blocks`, or else its `_no_split_modules`, name the blocks.
     """
+    _keep_graphs()
     dynamo.recompile_limit = dynamo.accumulated_recompile_limit = _GRAPHS
     dynamo.fail_on_recompile_limit_hit = True
     names = set(network._repeated_blocks or network._no_split_modules)
@@ -78,6 +85,15 @@ def _able_to_forget(block: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _keep_graphs() -> None:
+    """Keep compiled graphs for later runs, in this user's folder if no other one is set.
+
+    Torch sets the variable to its default when it is imported.
+    """
+    if os.environ.get(_CACHE, default_cache_dir()) == default_cache_dir():
+        os.environ[_CACHE] = str(own_cache("compiled"))
+
+
 def try_compiler(device: torch.device) -> None:
     """Compile and run a small function.
 
@@ -89,6 +105,7 @@ def try_compiler(device: torch.device) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.sin() + 1
 
+    _keep_graphs()
     small = Small()
     small.compile(dynamic=False, backend=_BACKEND, options=_OPTIONS)
     try:

@@ -10,6 +10,7 @@ import os
 import sys
 from pathlib import Path
 
+from chunk_grpo.environment import own_cache
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.orchestration.dvc_internals import Config, DvcException
 
@@ -23,8 +24,7 @@ def keep_own_state(repository: Path) -> None:
     The setting is in .dvc/config.local, which git ignores, and which goes into the clones of flow runs and of
     `dvc exp run --temp`. A folder that belongs to somebody else is refused.
     """
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    own = (base if base.is_absolute() else Path("~/.cache").expanduser()) / "chunk-grpo" / "dvc"
+    own = own_cache("dvc")
     try:
         config = Config(str(repository / ".dvc"))
         chosen = os.environ.get(VARIABLE) or config["core"].get("site_cache_dir")

@@ -1,5 +1,9 @@
 """Settings of speed and memory: the training of the default within a bound, and ratios of 1 on policy."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +15,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from chunk_grpo.errors import ConfigError
 from chunk_grpo.families import compiling
@@ -128,6 +133,55 @@ def test_compiles_for_any_number_of_batch_sizes(sizes: int, monkeypatch: pytest.
     for images in range(1, sizes + 1):
         network(torch.zeros(images, 2))
     assert counters["stats"]["unique_graphs"] == sizes
+
+
+@pytest.mark.usefixtures("graphs")
+def test_graphs_are_kept_in_a_folder_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "_BACKEND", "eager")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for own, found in ((default_cache_dir(), str(tmp_path / "chunk-grpo" / "compiled")), ("/elsewhere", "/elsewhere")):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", own)
+        compiling.compile_blocks(Blocks(Block()))
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == found
+
+
+TWICE = """
+import torch
+from torch._dynamo.utils import counters
+from chunk_grpo.families import compiling
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4, 4))
+
+    def forward(self, x):
+        return (x @ self.weight).sin()
+
+network = torch.nn.Sequential(Block(), Block())
+network._repeated_blocks = ("Block",)
+compiling.compile_blocks(network)
+network(torch.zeros(2, 4)).sum().backward()
+found = counters["inductor"]
+print([found["fxgraph_cache_miss"], found["fxgraph_cache_hit"]])
+"""
+
+
+@pytest.mark.slow
+def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
+    variables = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", TWICE],
+            env=variables | {"XDG_CACHE_HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()[-1]
+        for _ in range(2)
+    ]
+    (missed, _), (missed_again, hit_again) = map(json.loads, said)
+    assert missed > 0 and missed_again == 0 and hit_again > 0
 
 
 @pytest.mark.slow
