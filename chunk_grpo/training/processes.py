@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from chunk_grpo.environment import PROCESSES
-from chunk_grpo.errors import ConfigError
+from chunk_grpo.errors import ConfigError, TransientError
 from chunk_grpo.families.sharding import shard_weights
 from chunk_grpo.parallel import results_of_all
 
@@ -128,8 +128,19 @@ class Processes:
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def largest(self, number: int) -> int:
-        """Maximum over the processes."""
-        return number if self.count == 1 else max(self.gather([number]))
+        """Maximum over the processes, by one collective that waits for no device: it comes before every pass.
+
+        Raises:
+            TransientError: Another process has ended.
+        """
+        if self.count == 1:
+            return number
+        found = torch.tensor(number)
+        try:
+            distributed.all_reduce(found, distributed.ReduceOp.MAX, group=self._patient)
+        except RuntimeError as error:
+            raise TransientError("another process has ended") from error
+        return int(found)
 
     def any(self, flag: bool) -> bool:
         """Whether `flag` is true in any process."""

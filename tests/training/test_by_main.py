@@ -47,6 +47,13 @@ def gather(processes: Processes, what: str) -> str:
     return str(processes.gather([processes.index, "score"]))
 
 
+def largest(processes: Processes, what: str) -> str:
+    """The second one is late, or dies; the main one has the larger number."""
+    if processes.index == 1:
+        write(what)
+    return str(processes.largest(3 - processes.index))
+
+
 def in_one(work: Callable[[Processes, str], str], what: str) -> None:
     """One of two processes."""
     distributed.init_process_group("gloo", timeout=timedelta(seconds=COLLECTIVE_SECONDS))
@@ -73,6 +80,8 @@ KILLED, LEFT = (-9, ""), (75, "TransientError of process None: another process h
         (by_all, "full", [(3, "DataError of process 1: no space left\n")] * 2),
         pytest.param(gather, "slow", [(0, "[0, 'score', 1, 'score']\n")] * 2, marks=pytest.mark.slow),
         (gather, "killed", [LEFT, KILLED]),
+        pytest.param(largest, "slow", [(0, "3\n")] * 2, marks=pytest.mark.slow),
+        (largest, "killed", [LEFT, KILLED]),
     ],
 )
 @pytest.mark.timeout(120)
