@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from chunk_grpo.config.scorers import ExternalScorer
 from chunk_grpo.errors import ConfigError, DataError, RefusedError, Stopped, TransientError
 from chunk_grpo.scorers.base import ScoreBatch, Scorer
 from chunk_grpo.scorers.running import source_files
 from chunk_grpo.scorers.running.registry import make_scorer
+from tests.scorers.checkpoints_clip import make_clip
 from tests.scorers.servers import ROOT
 
 EXAMPLE = '''
@@ -256,12 +258,43 @@ def test_an_error_names_the_scorer_the_line_and_the_keys_of_metadata(caplog: pyt
     assert "running/external.py" not in frames
 
 
-def test_the_example_of_the_documentation_refuses_and_waits(monkeypatch):
+def of_the_documentation(file: str) -> dict[str, Any]:
+    """Names of an example's file."""
     page = (ROOT / "docs" / "own_scorers.md").read_text(encoding="utf-8")
-    found = re.search(r"^# my_judge\.py\n(.*?)^```", page, re.M | re.S)
+    found = re.search(rf"^# {file}\n(.*?)^```", page, re.M | re.S)
     assert found
     names: dict[str, Any] = {}
-    exec(compile(found[1], "my_judge.py", "exec"), names)
+    exec(compile(found[1], file, "exec"), names)
+    return names
+
+
+def test_the_example_of_votes_is_the_ridge_fit_and_its_left_out_values(tmp_path, capsys):
+    """Liked pictures are bright. Each left-out value is compared with a fit to all other pictures."""
+    votes, stream = of_the_documentation("my_votes.py")["Votes"], np.random.default_rng(0)
+    checkpoint, folder, pictures = make_clip(tmp_path / "clip"), tmp_path / "votes", []
+    for name, level in (("disliked", 60), ("liked", 190)):
+        (folder / name).mkdir(parents=True)
+        for number in range(6):
+            pictures.append(np.clip(level + stream.normal(0, 30, (24, 24, 3)), 0, 255).astype(np.uint8))
+            Image.fromarray(pictures[-1]).save(folder / name / f"{number}.png")
+    made = votes(str(folder), str(checkpoint))
+    assert capsys.readouterr().out == "votes: 100% of 12 guessed right when left out\n"
+    scores = made.score(np.stack(pictures), [""] * 12, [{}] * 12)
+    assert scores[6:].min() > scores[:6].max()
+    x, y = made.embed(pictures), np.repeat([-1.0, 1.0], 6)
+    assert made.line == pytest.approx(np.linalg.solve(x.T @ x + 0.1 * np.eye(x.shape[1]), x.T @ y))
+    for file in (folder / "liked").iterdir():
+        Image.fromarray(pictures[int(file.stem)]).save(file)  # the same as the disliked ones
+    with pytest.raises(ValueError, match="0% of the votes are guessed right, below 65%; vote on more"):
+        votes(str(folder), str(checkpoint))
+    for file in (folder / "liked").iterdir():
+        file.unlink()
+    with pytest.raises(ValueError, match=r"needs two pictures .* got \[6, 0\]"):
+        votes(str(folder), str(checkpoint))
+
+
+def test_the_example_of_the_documentation_refuses_and_waits(monkeypatch):
+    names = of_the_documentation("my_judge.py")
     images = np.full((2, 2, 2, 3), 51, dtype=np.uint8)
     value, refused = names["darkness"](images, ["a circle", "a knife"], [{}, {}])
     assert value == pytest.approx(0.8)
