@@ -75,7 +75,6 @@ def local_file(file: PromptFile) -> Location:
     if file.hub_file is None:
         return file.path
     try:
-        from httpx import HTTPError
         from huggingface_hub import hf_hub_download
     except ImportError as error:
         raise ConfigError(
@@ -84,7 +83,7 @@ def local_file(file: PromptFile) -> Location:
         ) from error
     try:
         return Path(hf_hub_download(file.path, file.hub_file, repo_type="dataset", revision=file.revision))
-    except (HTTPError, OSError, ValueError) as error:
+    except Exception as error:  # its types depend on the network library of the installed huggingface_hub
         chosen = f" --revision {file.revision}" if file.revision else ""
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(
