@@ -19,7 +19,7 @@ from chunk_grpo.artifacts.manifest import cpu_name
 from chunk_grpo.config.models import ModelParams
 from chunk_grpo.config.notices import notices
 from chunk_grpo.config.resolved import resolved_variant
-from chunk_grpo.errors import DataError, Stopped, one_line
+from chunk_grpo.errors import Stopped
 from chunk_grpo.families.weights.records import may_be_hub_id
 from chunk_grpo.git import uncommitted
 from chunk_grpo.gpus import has_gpu
@@ -105,16 +105,14 @@ def reach_model(model: ModelParams) -> None:
     """Take the smallest file of a model of the hub, or DataError: a gated one gives none without its licence."""
     if not may_be_hub_id(model.checkpoint):
         return
-    from httpx import HTTPError
     from huggingface_hub import hf_hub_download
+
+    from chunk_grpo.families.weights.hub import not_downloaded
 
     try:
         hf_hub_download(model.checkpoint, "model_index.json", revision=model.revision)
-    except (HTTPError, OSError, ValueError) as error:
-        raise DataError(
-            f"model.checkpoint: {model.checkpoint} must be a folder, or reachable on the hub ({type(error).__name__}: "
-            f"{one_line(error)}). Accept its licence there and `hf auth login`, or give the folder of a copy."
-        ) from error
+    except Exception as error:  # its types depend on the network library of the installed huggingface_hub
+        raise not_downloaded("model.checkpoint", model.checkpoint, model.revision, error) from error
 
 
 def plan(trial: Trial) -> Found:

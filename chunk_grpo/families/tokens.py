@@ -36,19 +36,24 @@ def token_limits(family: str, checkpoint: str, revision: str | None, max_sequenc
     # These take seconds; errors of prompts are reported before.
     from transformers import AutoTokenizer
 
-    from chunk_grpo.families.weights.checkpoint import AGAIN, OF_THE_HUB, check_files
+    from chunk_grpo.families.weights.checkpoint import AGAIN, check_files
+    from chunk_grpo.families.weights.hub import downloaded
     from chunk_grpo.families.weights.records import may_be_hub_id
 
     of = family_class(family)
-    check_files(checkpoint, of.pipeline_class, [folder for folder, _ in of.tokenizers.values()])
+    folders = [folder for folder, _ in of.tokenizers.values()]
+    if may_be_hub_id(checkpoint):
+        # A folder, since of a hub id the tokenizer asks for files that no repository has, and fails without a network.
+        patterns = ("model_index.json", *(f"{folder}/*" for folder in folders))
+        checkpoint = str(downloaded("model.checkpoint", checkpoint, revision, patterns))
+    check_files(checkpoint, of.pipeline_class, folders)
     limits: dict[str, tuple[Callable[[str], int], int]] = {}
     for name, (folder, is_limited) in of.tokenizers.items():
         try:
-            tokenizer = AutoTokenizer.from_pretrained(checkpoint, subfolder=folder, revision=revision)
+            tokenizer = AutoTokenizer.from_pretrained(checkpoint, subfolder=folder)
         except (OSError, ValueError) as error:
             raise DataError(
-                f"model.checkpoint: cannot load {folder} of {checkpoint} (revision {revision}): {one_line(error)}. "
-                f"{OF_THE_HUB if may_be_hub_id(checkpoint) else AGAIN}"
+                f"model.checkpoint: cannot load {folder} of {checkpoint}: {one_line(error)}. {AGAIN}"
             ) from error
         most = max_sequence_length if is_limited else int(tokenizer.model_max_length)
         limits[name] = (_counter(of, tokenizer, most), most)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from chunk_grpo.artifacts.io import write_text
 from chunk_grpo.config import Params
+from chunk_grpo.config.policies import PolicyFiles
 from chunk_grpo.config.prompt_rules import edits
+from chunk_grpo.families.weights.records import may_be_hub_id
 
 MEMORY = Path(".inputs/checked-model")
 """Digest of what was last found right. Deleting it costs only time."""
@@ -19,6 +21,7 @@ def check_model(params: Params, record: Mapping[str, str | None], start: Mapping
 
     `record` is the content of the base model's files, `start` that of the policy with which training starts. Of a hub
     id, sizes and layers are checked if its configurations are here; else, as its policies, by the stages that load it.
+    But the hub is asked here whether it gives them, since a licence that nobody accepted would end the run only there.
     """
     lora = params.train.lora
     given = [
@@ -29,6 +32,7 @@ def check_model(params: Params, record: Mapping[str, str | None], start: Mapping
         None if lora is None else list(lora.targets),
         edits(params.prompts),
         None if params.train.start_from is None else params.train.start_from.model_dump(mode="json"),
+        _of_the_hub(params),
         [version(name) for name in ("chunk-grpo", "diffusers", "transformers", "peft")],
     ]
     digest = hashlib.sha256(json.dumps(given).encode()).hexdigest()
@@ -47,8 +51,8 @@ def _check(params: Params) -> None:
     from chunk_grpo.families.registry import check_checkpoint, check_edits
     from chunk_grpo.families.tracing import Traced, network_sizes
     from chunk_grpo.families.weights.checkpoint import warn_of_distilled
+    from chunk_grpo.families.weights.hub import require_access
     from chunk_grpo.families.weights.policy import local_policy
-    from chunk_grpo.families.weights.records import may_be_hub_id
     from chunk_grpo.planning.models import read_checkpoint
 
     model, lora = params.model, params.train.lora
@@ -57,6 +61,8 @@ def _check(params: Params) -> None:
         quantiser(model.base_precision, "model.base_precision")
     if model.text_precision is not None:
         quantiser(model.text_precision, "model.text_precision")
+    for key, (repository, revision) in _of_the_hub(params).items():
+        require_access(key, repository, revision)
     sizes = [(part.height, part.width) for part in (model, params.generate)]
     if not may_be_hub_id(model.checkpoint):
         guidance = max(params.sampling.cfg_scale, params.generate.cfg_scale)
@@ -74,6 +80,19 @@ def _check(params: Params) -> None:
             network_sizes(Traced(checkpoint, model.dtype, height, width, length, source=source, tuning=tuning))
     else:
         warn_of_distilled(model.checkpoint)
+
+
+def _of_the_hub(params: Params) -> dict[str, tuple[str, str | None]]:
+    """Hub ids of the base model and of saved policies with their revisions, by key of params.yaml."""
+    policies = {"train.start_from": params.train.start_from} | {
+        f"policies.{name}": policy for name, policy in params.policies.items()
+    }
+    places = {"model.checkpoint": (params.model.checkpoint, params.model.revision)} | {
+        f"{key}.path": (policy.path, policy.revision)
+        for key, policy in policies.items()
+        if isinstance(policy, PolicyFiles)
+    }
+    return {key: place for key, place in places.items() if may_be_hub_id(place[0])}
 
 
 def _with_configurations(hub_id: str, revision: str | None) -> str | None:

@@ -121,12 +121,12 @@ def test_a_hub_id_without_a_network_is_read_from_the_hubs_cache(tmp_path, monkey
     (cached / "refs/main").write_text(commit)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("chunk_grpo.families.weights.checkpoint.HF_HUB_OFFLINE", True)
     options = LoadOptions("somebody/tiny", commit, height=32, width=32, max_sequence_length=8)
     assert FluxFamily.load(options).latent_shape == (16, 32)
     with pytest.raises(DataError) as caught:
         FluxFamily.load(replace(options, revision="b" * 40))
-    assert f"cannot download somebody/tiny (revision {'b' * 40})" in str(caught.value)
+    wanted = "somebody/tiny is no file or folder here, and cannot be downloaded from the hub"
+    assert str(caught.value).startswith(f"model.checkpoint: {wanted} (revision {'b' * 40}): ")
     assert "HF_HUB_OFFLINE is set, so only what is in its cache is read" in str(caught.value)
 
 

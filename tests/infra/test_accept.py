@@ -230,7 +230,7 @@ def test_a_reference_needs_a_known_kind_and_a_folder(capsys: pytest.CaptureFixtu
 def test_a_model_that_is_not_reachable_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     model = parse_params(composed(ROOT, "flux-dev")).model
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match=r"model.checkpoint: black-forest-labs/FLUX.1-dev must be a folder, or"):
+    with pytest.raises(DataError, match=r"model.checkpoint: black-forest-labs/FLUX.1-dev is no file or folder here"):
         accept_steps.reach_model(model)
     accept_steps.reach_model(model.model_copy(update={"checkpoint": "assets/tiny-flux"}))
 

@@ -44,7 +44,8 @@ def test_a_size_of_evaluation_that_the_checkpoint_does_not_take(workspace, capsy
 @pytest.mark.parametrize(
     ("height", "width"), [pytest.param(1080, 1920, id="1920x1080"), pytest.param(1024, 1000, id="1000")]
 )
-def test_sizes_for_a_known_hub_id_need_no_files(height, width, workspace, capsys):
+def test_sizes_for_a_known_hub_id_need_no_files(height, width, workspace, capsys, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for edit in (
         put("model.checkpoint", "black-forest-labs/FLUX.1-dev"),
         put("model.revision", "0" * 40),

@@ -130,7 +130,10 @@ def test_records_distinguish_values_that_dvc_equates(own: Workspace) -> None:
         before = after
 
 
-def test_a_hub_id_needs_a_commit(own: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hub_id_needs_a_commit(
+    own: Workspace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     own.edit(lambda raw: raw["model"].update(checkpoint="owner/model", revision="main"))
     assert own.run("inputs") == 2
     said = " ".join(capsys.readouterr().err.split())

@@ -12,7 +12,6 @@ from typing import Any, Literal, get_type_hints
 import diffusers
 import torch
 import transformers
-from huggingface_hub.constants import HF_HUB_OFFLINE
 from torch import nn
 
 from chunk_grpo.config.models import BasePrecision
@@ -20,6 +19,7 @@ from chunk_grpo.errors import ConfigError, DataError, one_line
 from chunk_grpo.families.base import LoadOptions
 from chunk_grpo.families.quantised import quantise
 from chunk_grpo.families.swapping import swap
+from chunk_grpo.families.weights.hub import not_downloaded
 from chunk_grpo.families.weights.records import may_be_hub_id
 from chunk_grpo.weights import NO_DIFFERENCES, KnownDifferences, load_weights, quiet, stored_weights
 
@@ -35,13 +35,6 @@ AGAIN = "download the checkpoint again (an interrupted download leaves such gaps
 TRAIN_AGAIN = (
     "delete the folder of this variant below artifacts/train and run `dvc repro`: it is restored from the DVC cache "
     "or trained again"
-)
-
-OF_THE_HUB = "A hub id needs the network, and often an accepted licence and `hf auth login`."
-
-OFFLINE = (
-    "HF_HUB_OFFLINE is set, so only what is in its cache is read (HF_HUB_CACHE, or hub/ below HF_HOME): fetch it there "
-    "with `hf download`, or unset the variable."
 )
 
 _DISTILLED = re.compile(r"schnell|turbo|distill|klein(?!-base)", re.IGNORECASE)
@@ -267,10 +260,7 @@ def _downloaded(pipeline_class: Any, options: LoadOptions, left_out: Mapping[str
             pipeline_class.download(options.checkpoint, revision=options.revision, use_safetensors=True, **left_out)
         )
     except Exception as error:  # of the hub's client, of the network below it, or of diffusers
-        raise DataError(
-            f"model.checkpoint: cannot download {options.checkpoint} (revision {options.revision}): {one_line(error)}. "
-            f"{OFFLINE if HF_HUB_OFFLINE else OF_THE_HUB}"
-        ) from error
+        raise not_downloaded("model.checkpoint", options.checkpoint, options.revision, error) from error
 
 
 def _network_class(pipeline_class: Any, folder: Path, name: str) -> Any:

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from chunk_grpo.config.policies import PolicyFiles
-from chunk_grpo.errors import ConfigError, DataError, one_line
+from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.families.base import Family, LoadOptions, TuningOptions
 from chunk_grpo.families.weights.adapter_file import (
     PEFT_WEIGHTS,
@@ -23,6 +23,7 @@ from chunk_grpo.families.weights.adapter_file import (
 )
 from chunk_grpo.families.weights.adapter_settings import scale_of
 from chunk_grpo.families.weights.checkpoint import TRAIN_AGAIN, check_like, load_like, network_with
+from chunk_grpo.families.weights.hub import downloaded
 from chunk_grpo.families.weights.lora import merge_lora, rescaled_state, with_lora
 
 
@@ -163,24 +164,12 @@ def _trained_adapter(folder: Path) -> Path:
 
 def _downloaded(policy: PolicyFiles, key: str) -> Path:
     """Local folder of a hub id, with the configurations and the weights that may be the policy."""
-    from huggingface_hub import snapshot_download  # here: only inputs of the hub need the package
 
     def files(*patterns: str, left_out: str | None = None) -> Path:
-        return Path(
-            snapshot_download(
-                policy.path, revision=policy.revision, allow_patterns=list(patterns), ignore_patterns=left_out
-            )
-        )
+        return downloaded(f"{key}.path", policy.path, policy.revision, patterns, left_out=left_out)
 
-    try:
-        if policy.file is not None:
-            return files(policy.file)
-        if (files("*.json") / "transformer").is_dir():
-            return files("transformer/*")
-        return files("*.json", "*.safetensors", left_out="*/*")
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{key}.path: {policy.path} is no file or folder here, and cannot be downloaded from the hub "
-            f"({one_line(error)}). "
-            "A hub id needs the network, and for some policies `hf auth login`."
-        ) from error
+    if policy.file is not None:
+        return files(policy.file)
+    if (files("*.json") / "transformer").is_dir():
+        return files("transformer/*")
+    return files("*.json", "*.safetensors", left_out="*/*")
