@@ -147,7 +147,9 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument("--preset", help="preset of conf/ (default: params.yaml, with its edits)")
     own.add_argument("--out", type=Path, help="folder of the results (default: accept/PRESET)")
     own.add_argument("--gpu", choices=sorted(GPUS), help="kind of GPU in the plan (default: by the driver)")
-    own.add_argument("--tflops", type=positive, help="TFLOP/s that a GPU reaches, of a kind that the plan lacks")
+    own.add_argument(
+        "--tflops", type=positive, help="one rate in TFLOP/s for all operations, of a kind of GPU that the plan lacks"
+    )
     own.add_argument(
         "--reference",
         action="append",

@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument("--machines", type=count, default=1, help="machines that they are in")
     own.add_argument("--gpu", choices=sorted(GPUS), default="H100", help="kind of GPU")
     own.add_argument("--memory", type=positive, help="GB of a GPU, as sold; default: by --gpu")
-    own.add_argument("--tflops", type=positive, help="TFLOP/s that a GPU reaches; default: by --gpu")
+    own.add_argument("--tflops", type=positive, help="one rate in TFLOP/s for all operations; default: rates by --gpu")
     own.add_argument("--gbs", type=positive, help="GB/s of collectives; default: by --gpu")
     own.add_argument("--network-gbs", type=positive, help="GB/s a GPU between machines; default: 33")
     own.add_argument("--disk-gbs", type=positive, default=1.0, help="GB/s of the disk of weights and checkpoints")

@@ -32,7 +32,7 @@ def cards_of(settings: Settings, like: Machine, phases: Sequence[Phase], costs: 
     fullest = max(phases, key=lambda phase: phase.bytes)
     found = []
     for name, sheet in sorted(GPUS.items(), key=lambda item: (item[1].memory_gb, item[1].peak_tflops)):
-        one = replace(like, gpu=name, memory_gb=sheet.memory_gb, tflops=sheet.tflops, gbs=sheet.gbs)
+        one = replace(like, gpu=name, memory_gb=sheet.memory_gb, rates=sheet.rates, gbs=sheet.gbs)
         hours = hours_of(stage_costs(settings, one, costs))
         found.append(Card(name, sheet.memory_gb, fullest.name, one.memory_bytes - fullest.bytes, hours))
     return found

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from chunk_grpo.planning.dry_run import IterationCounts
 from chunk_grpo.planning.images import heldout_evaluations, saved_policies
-from chunk_grpo.planning.machines import Machine
+from chunk_grpo.planning.machines import Machine, Rates
 from chunk_grpo.planning.scorers import scoring
 from chunk_grpo.planning.settings import Settings
 from chunk_grpo.planning.storage import checkpoint_bytes, encoded_for_training, images_of, policy_bytes, prompts_of
@@ -24,6 +24,13 @@ SWAPPED_GBS = 20.0
 
 PROMPT_SECONDS = 1.0
 """Most seconds that training waits for the files of a checkpoint; a test compares it with the training's own."""
+
+
+UPDATES = ("update, forward", "update, backward", "update, recomputed")
+"""Purposes of an iteration's operations that belong to passes with gradients."""
+
+NEVER_COMPILED = ("decoding", "scoring")
+"""Purposes that are no passes of the trained network."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +114,17 @@ class Seconds:
     """They run entirely before or after it."""
 
     @classmethod
-    def of(cls, flop: float, receiving: float, machine: Machine, fixed: float = 0.0) -> Seconds:
-        """Max and sum of flop / TFLOP/s and of the seconds of collectives, and seconds that overlap with nothing."""
-        computing = flop / (machine.tflops * TERA)
+    def of(cls, computing: float, receiving: float, fixed: float = 0.0) -> Seconds:
+        """Max and sum of the seconds of operations and of collectives, and seconds that overlap with nothing."""
         return cls(max(computing, receiving) + fixed, computing + receiving + fixed)
+
+
+def computing_seconds(flop: Mapping[str, float], rates: Rates, *, compiles: bool) -> float:
+    """Seconds of an iteration's operations by purpose, each at the rate of its kind; `compiles`: `train.compile`."""
+    forward = rates.compiled_forward if compiles else rates.forward
+    update = rates.compiled_update if compiles else rates.update
+    own = dict.fromkeys(UPDATES, update) | dict.fromkeys(NEVER_COMPILED, rates.forward)
+    return sum(value / own.get(name, forward) for name, value in flop.items()) / TERA
 
 
 @dataclass(frozen=True)
@@ -160,7 +174,8 @@ def iteration_cost(settings: Settings, variant: str, machine: Machine) -> Iterat
     traffic = traffic_of(settings, counts, heldout)
     used = {name: value for name, value in flop.items() if value}
     swapping = swapping_seconds(settings, sweeps_of(settings, counts, heldout))
-    seconds = Seconds.of(sum(used.values()), traffic.seconds(machine), machine, swapping)
+    computing = computing_seconds(used, machine.rates, compiles=params.train.compile)
+    seconds = Seconds.of(computing, traffic.seconds(machine), swapping)
     return IterationCost(variant, counts, heldout, used, traffic, swapping, seconds)
 
 
@@ -253,7 +268,8 @@ def text_flop(settings: Settings) -> float:
 
 def _shared(name: str, flop: float, machine: Machine, loading: float, waiting: float = 0.0) -> StageCost:
     """A stage whose batches all GPUs take in turn, with the seconds that its copies of swapped weights take."""
-    seconds = Seconds.of(flop / machine.gpus, 0.0, machine, loading + waiting / machine.gpus)
+    computing = flop / machine.gpus / (machine.rates.forward * TERA)
+    seconds = Seconds.of(computing, 0.0, loading + waiting / machine.gpus)
     return StageCost(name, machine.gpus, flop, seconds)
 
 
@@ -263,8 +279,9 @@ def _training(settings: Settings, one: IterationCost, machine: Machine, loading:
     saving = len(train.seeds) * saving_of(settings, one, machine).total
     number = train.iterations * len(train.seeds)
     flop = number * settings.processes * one.total_flop
+    computing = number * computing_seconds(one.flop, machine.rates, compiles=train.compile)
     receiving = number * one.traffic.seconds(machine)
-    seconds = Seconds.of(flop / settings.processes, receiving, machine, saving + loading + number * one.swapping)
+    seconds = Seconds.of(computing, receiving, saving + loading + number * one.swapping)
     return StageCost(f"train {one.variant}", settings.processes, flop, seconds)
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from chunk_grpo import environment
 from chunk_grpo.config import AdaptivePlan, GuidedPlan
-from chunk_grpo.planning.cost import SWAPPED_GBS, IterationCost, Saving
+from chunk_grpo.planning.cost import SWAPPED_GBS, IterationCost, Saving, computing_seconds
 from chunk_grpo.planning.machines import Machine
 from chunk_grpo.planning.memory import Phase, training_phases
 from chunk_grpo.planning.scorers import scoring
@@ -245,7 +245,7 @@ def _traffic(settings: Settings, machine: Machine, costs: Sequence[IterationCost
         remedy = "train.hybrid_sharding gathers the weights inside each machine"
     for cost in costs:
         receiving = cost.traffic.seconds(machine)
-        computing = cost.total_flop / (machine.tflops * 1e12)
+        computing = computing_seconds(cost.flop, machine.rates, compiles=settings.params.train.compile)
         if receiving > computing:
             yield Finding(
                 "costs",

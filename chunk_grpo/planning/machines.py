@@ -1,13 +1,43 @@
-"""Memory, peak rates and links of GPUs by name, and the share of a peak that training reaches."""
+"""Memory, peak rates and links of GPUs by name, and the shares of a peak that passes reach."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from chunk_grpo.errors import ConfigError
 
-REACHED_TFLOPS = 0.4
-"""Share of the peak that training reaches, assumed; `benchmarks.flux_gpu` measures it for a card."""
+
+@dataclass(frozen=True)
+class Rates:
+    """TFLOP/s that a GPU reaches, or shares of its peak, by what it computes."""
+
+    forward: float
+    """Passes without gradients; VAE, scorers and text encoders too."""
+    update: float
+    """Forward and backward passes, with recomputed operations."""
+    compiled_forward: float
+    """Passes without gradients of a training with `train.compile`."""
+    compiled_update: float
+    """Forward and backward passes with it."""
+
+    @classmethod
+    def equal(cls, tflops: float) -> Rates:
+        """One rate for everything, compiled or not."""
+        return cls(tflops, tflops, tflops, tflops)
+
+    def times(self, factor: float) -> Rates:
+        """All of them, multiplied."""
+        return Rates(*(factor * rate for rate in astuple(self)))
+
+
+REACHED = Rates(forward=0.40, update=0.33, compiled_forward=1.335 * 0.40, compiled_update=1.36 * 0.33)
+"""Shares of the peak that passes reach, by one H200 with FLUX.1-dev's blocks (docs/performance.md, "On a GPU").
+
+Forward passes of 4 and 12 images reached 0.40. Updates of as many reached 0.32 to 0.36, recomputed operations included,
+those with an adapter 0.32 and 0.33. With compiled blocks 4 images took 0.281 s instead of 0.375, and an update with an
+adapter and recomputation 1.093 s instead of 1.487. That other cards and networks reach these shares, and compiled
+updates without recomputation as much as those with it, is assumed.
+"""
 
 REACHED_LINK = 2 / 3
 """Share of the link's rate that collectives reach, assumed."""
@@ -32,9 +62,9 @@ class Gpu:
     directions)."""
 
     @property
-    def tflops(self) -> float:
+    def rates(self) -> Rates:
         """TFLOP/s to expect."""
-        return REACHED_TFLOPS * self.peak_tflops
+        return REACHED.times(self.peak_tflops)
 
     @property
     def gbs(self) -> float:
@@ -72,7 +102,7 @@ class Machine:
     """Machines with as many GPUs each."""
     memory_gb: float
     """Memory of a GPU as sold."""
-    tflops: float
+    rates: Rates
     """TFLOP/s reached by a GPU."""
     gbs: float
     """GB/s that a GPU receives in collectives."""
@@ -106,9 +136,10 @@ def machine(
 ) -> Machine:
     """A machine with the GPU's own numbers where None is given; the number of GPUs is that of all its `machines`.
 
-    `stop_seconds` is from a stop request to SIGKILL. Defaults: memory of a GPU of the data sheet; `tflops`
-    REACHED_TFLOPS of the peak; `gbs` (GB/s of collectives) REACHED_LINK of the link; `network_gbs` (between machines)
-    REACHED_LINK of NETWORK_GBS. `price` is that of a GPU for an hour.
+    `stop_seconds` is from a stop request to SIGKILL. `tflops` is one rate for everything,
+    compiled or not. Defaults: memory of a GPU of the data sheet; rates REACHED of the peak; `gbs` (GB/s of collectives)
+    REACHED_LINK of the link; `network_gbs` (between machines) REACHED_LINK of NETWORK_GBS. `price` is that of a GPU for
+    an hour.
     """
     if gpus % machines:
         raise ConfigError(f"--gpus: must be a multiple of --machines, {machines}, got {gpus}")
@@ -118,7 +149,7 @@ def machine(
         gpus,
         machines,
         sheet.memory_gb if memory_gb is None else memory_gb,
-        sheet.tflops if tflops is None else tflops,
+        sheet.rates if tflops is None else Rates.equal(tflops),
         sheet.gbs if gbs is None else gbs,
         REACHED_LINK * NETWORK_GBS if network_gbs is None else network_gbs,
         disk_gbs,

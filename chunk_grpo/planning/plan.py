@@ -12,6 +12,7 @@ from chunk_grpo.planning.cost import (
     IterationCost,
     Saving,
     StageCost,
+    computing_seconds,
     hours_of,
     iteration_cost,
     save_seconds,
@@ -107,7 +108,7 @@ class Plan:
             record |= {"total_flop": cost.total_flop, "bytes_received": cost.traffic.bytes}
         for record, phase in zip(content["memory"], self.memory, strict=True):
             record["bytes"] = phase.bytes
-        content["storage"]["disk"] = self.storage.disk
+        content["storage"] |= {"outputs": self.storage.outputs, "disk": self.storage.disk}
         return content | {"fits": self.fits}
 
 
@@ -153,12 +154,14 @@ def stop_time(settings: Settings, machine: Machine) -> float:
     The longest pass, then what is left of the checkpoint that is being written, at most all, and one with the
     unfinished iteration's trajectories.
     """
-    flop = max(settings.update_flop, settings.rollout.forward)
+    passes = ({"update, forward": settings.update_flop}, {"rollout": settings.rollout.forward})
+    compiles = settings.params.train.compile
+    longest = max(computing_seconds(flop, machine.rates, compiles=compiles) for flop in passes)
     sweeps = 3 * settings.passes if settings.shards else 0
     gathers = sweeps * settings.element * settings.network.weights / (machine.gbs * GIGA)
     unfinished = max(unfinished_bytes(settings, variant) for variant in settings.params.variants)
     size = 2 * checkpoint_bytes(settings) + unfinished
-    return flop / (machine.tflops * 1e12) + gathers + save_seconds(size, machine)
+    return longest + gathers + save_seconds(size, machine)
 
 
 def total_of(stages: list[StageCost], machine: Machine) -> Total:

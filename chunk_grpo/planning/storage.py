@@ -100,10 +100,19 @@ class Storage:
     the gathered policy too."""
 
     @property
-    def disk(self) -> float:
-        """Disk of a run with one training at a time."""
+    def outputs(self) -> float:
+        """What DVC keeps, once. Checkpoints are not of it; `dvc push` sends as much to a bucket."""
         embeddings = self.training_embeddings + self.evaluation_embeddings
-        return embeddings + self.checkpoints + self.policies + self.image_bytes
+        return embeddings + self.policies + self.image_bytes
+
+    @property
+    def disk(self) -> float:
+        """Disk of a run with one training at a time, at most: outputs are in the workspace and in DVC's cache.
+
+        `cache.type` is DVC's own, reflink or else copy: on ext4 both are whole, on XFS and Btrfs they share blocks. The
+        clones of flow runs share files by hard links too, so that theirs are on the disk once.
+        """
+        return self.checkpoints + 2 * self.outputs
 
 
 def checkpoint_bytes(settings: Settings, *, is_last: bool = False) -> float:

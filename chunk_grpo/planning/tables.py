@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chunk_grpo.planning.cost import IterationCost
+from chunk_grpo.planning.machines import Rates
 from chunk_grpo.planning.plan import Plan
 from chunk_grpo.progress import duration
 
@@ -35,7 +36,7 @@ def _parts(plan: Plan, *, whole: bool) -> Iterator[RenderableType]:
     places = f" in {machine.machines} machines" if machine.machines > 1 else ""
     between = f" ({machine.network_gbs:.0f} from other machines)" if machine.machines > 1 else ""
     yield Text(
-        f"{machine.gpus} x {machine.gpu}{places}, {machine.memory_gb:g} GB, at {machine.tflops:.0f} TFLOP/s and "
+        f"{machine.gpus} x {machine.gpu}{places}, {machine.memory_gb:g} GB, at {_rates(machine.rates)} and "
         f"{machine.gbs:.0f} GB/s{between} a GPU, disk {machine.disk_gbs:g} GB/s"
         + ("" if whole else "; --all prints operations, stages, memory and files")
     )
@@ -62,6 +63,15 @@ def summary(plan: Plan) -> str:
         return f"{cards}: yes, {', '.join(facts)}."
     reason = next(finding.text for finding in plan.findings if finding.level == "cannot")
     return f"{cards}: no, {reason}. If it did: {', '.join(facts)}."
+
+
+def _rates(rates: Rates) -> str:
+    if rates == Rates.equal(rates.forward):
+        return f"{rates.forward:.0f} TFLOP/s"
+    return (
+        f"{rates.forward:.0f} TFLOP/s, {rates.update:.0f} in updates "
+        f"({rates.compiled_forward:.0f} and {rates.compiled_update:.0f} with train.compile),"
+    )
 
 
 def _cards(plan: Plan) -> Table:
@@ -163,7 +173,9 @@ def _storage(plan: Plan) -> Table:
         ("work that a lost machine costs, at most", duration(max(each.lost for each in plan.savings))),
         ("policies", _gigabytes(stored.policies)),
         (f"{stored.images:,} images", _gigabytes(stored.image_bytes)),
+        ("embeddings, policies, images again in DVC's cache (no reflinks)", _gigabytes(stored.outputs)),
         ("disk in all, one training at a time", _gigabytes(stored.disk)),
+        ("a bucket, after dvc push", _gigabytes(stored.outputs)),
         ("memory of a machine, training", _gigabytes(stored.host)),
         (f"stop, of {plan.machine.stop_seconds:.0f} s allowed", f"{_number(plan.stop_seconds)} s"),
     ]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from chunk_grpo.errors import ConfigError
-from chunk_grpo.planning.cost import Seconds, Traffic, iteration_cost, sweep_bytes, traffic_of
+from chunk_grpo.planning.cost import Seconds, Traffic, computing_seconds, iteration_cost, sweep_bytes, traffic_of
 from chunk_grpo.planning.machines import machine
 from chunk_grpo.planning.memory import rollout_bytes, training_phases, update_bytes
 from chunk_grpo.planning.scorers import scoring
@@ -29,7 +29,8 @@ def levels(found: object, level: str) -> list[str]:
 def test_seconds_range_from_full_overlap_to_no_overlap() -> None:
     """400 TFLOP at 100 TFLOP/s and 300 GB at 100 GB/s."""
     one = machine("H100", 8, stop_seconds=600, tflops=100, gbs=100)
-    assert Seconds.of(400e12, Traffic(100e9, 200e9, 0).seconds(one), one) == Seconds(4, 7)
+    computing = computing_seconds({"rollout": 100e12, "update, backward": 300e12}, one.rates, compiles=True)
+    assert Seconds.of(computing, Traffic(100e9, 200e9, 0).seconds(one)) == Seconds(4, 7)
 
 
 def test_traffic_of_shards() -> None:

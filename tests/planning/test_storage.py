@@ -127,6 +127,17 @@ def test_flux_storage_bytes_by_hand() -> None:
     assert found.images == 400 * (1 + 2 * 3)
 
 
+def test_outputs_are_on_the_disk_twice_and_in_a_bucket_once() -> None:
+    """flux-dev: 12.02 GB of embeddings, 6 policies of 23.80 GB with the best ones, 2,800 images of 1024 x 1024 x 1.5.
+
+    Three checkpoints of 142.82 GB, each with the best policy's 23.80 GB, are no outputs of DVC.
+    """
+    found = storage_of(settings(preset("flux-dev"), 8))
+    embeddings, policies, images = 2864 * (512 * 4096 + 768) * 2, 6 * 2 * 11_901_408_320, 2800 * 1024**2 * 1.5
+    assert found.outputs == embeddings + policies + images
+    assert found.disk == 3 * (142_816_899_840 + 2 * 11_901_408_320) + 2 * found.outputs
+
+
 def test_a_stop_within_an_iteration_saves_the_trajectories() -> None:
     """192 images of 18 states and the final latent, 2025 x 64 float32."""
     flux = settings(preset("flux-dev"), 8)
