@@ -257,6 +257,9 @@ class _OneOf(Processes):
     def wrap(self, network: nn.Module) -> nn.Module:
         return network
 
+    def largest(self, number: int) -> int:
+        return number
+
     def gather(self, items: list[Any]) -> list[Any]:
         return items * self.count
 
