@@ -36,7 +36,7 @@ REACHED = Rates(forward=0.40, update=0.33, compiled_forward=1.335 * 0.40, compil
 Forward passes of 4 and 12 images reached 0.40. Updates of as many reached 0.32 to 0.36, recomputed operations included,
 those with an adapter 0.32 and 0.33. With compiled blocks 4 images took 0.281 s instead of 0.375, and an update with an
 adapter and recomputation 1.093 s instead of 1.487. That other cards and networks reach these shares, and compiled
-updates without recomputation as much as those with it, is assumed.
+updates without recomputation as much as those with it, is assumed; `benchmarks.flux_gpu` measures a card.
 """
 
 REACHED_LINK = 2 / 3
@@ -136,10 +136,9 @@ def machine(
 ) -> Machine:
     """A machine with the GPU's own numbers where None is given; the number of GPUs is that of all its `machines`.
 
-    `stop_seconds` is from a stop request to SIGKILL. `tflops` is one rate for everything,
-    compiled or not. Defaults: memory of a GPU of the data sheet; rates REACHED of the peak; `gbs` (GB/s of collectives)
-    REACHED_LINK of the link; `network_gbs` (between machines) REACHED_LINK of NETWORK_GBS. `price` is that of a GPU for
-    an hour.
+    `stop_seconds` is from a stop request to SIGKILL; `tflops` is one rate for everything, compiled or not. Defaults:
+    memory of a GPU of the data sheet; rates REACHED of the peak; `gbs` (GB/s of collectives) REACHED_LINK of the link;
+    `network_gbs` (between machines) REACHED_LINK of NETWORK_GBS. `price` is that of a GPU for an hour.
     """
     if gpus % machines:
         raise ConfigError(f"--gpus: must be a multiple of --machines, {machines}, got {gpus}")
