@@ -215,21 +215,28 @@ def plan_held(trial: Trial) -> Found:
 
 
 def ratios(trial: Trial) -> Found:
-    """Log-probabilities of rollout and first update, which differ by rounding alone, against the clip range."""
-    found = [each.get("fidelity_p99") for each in trial.metrics()]
-    worst = max((value for value in found if value is not None), default=None)
-    if worst is None:
+    """Rounding of log-ratios of later updates against the clip range; the first update takes its ratios as 1."""
+    rows = trial.metrics()
+    names = {end: f"fidelity_later_{end}" for end in ("p50", "p99", "max")}
+    found = {end: [each[name] for each in rows if name in each] for end, name in names.items()}
+    if not found["p99"]:
         return Found("not checked", f"Training of {trial.variant} has no ratios.")
-    clip = min(resolved_variant(trial.small, trial.variant).limits)
-    steps = [value for each in trial.metrics() for name, value in each.items() if name.startswith("fidelity_p99/")]
-    numbers = {"p99 by iteration": found, "largest p99 of a step": max(steps, default=None), "clip range": clip}
+    worst, clip = max(found["p99"]), min(resolved_variant(trial.small, trial.variant).limits)
+    steps = [value for each in rows for name, value in each.items() if name.startswith("fidelity_p99/")]
+    numbers = {
+        **{f"{end} by iteration": values for end, values in found.items()},
+        "p99 of the first update by iteration": [each.get("fidelity_p99") for each in rows],
+        "its largest p99 of a step": max(steps, default=None),
+        "clip range": clip,
+    }
     said = f"p99 of the difference is {worst:.2g}, {worst / clip:.1%} of the clip range {clip:g}."
+    if worst <= FIDELITY_LIMIT * clip:
+        return Found("pass", said, numbers)
     if trial.small.train.old_log_probs == "training":
-        return Found("pass", f"{said} Ratios do not carry it: train.old_log_probs is training.", numbers)
-    if worst > FIDELITY_LIMIT * clip:
+        advice = "Old log-probabilities are recomputed already: set a wider clip_range."
+    else:
         advice = "Ratios of later updates carry this noise: set train.old_log_probs: training."
-        return Found("fail", f"{said} {advice}", numbers)
-    return Found("pass", said, numbers)
+    return Found("fail", f"{said} {advice}", numbers)
 
 
 def resume(trial: Trial) -> Found:

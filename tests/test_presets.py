@@ -42,6 +42,12 @@ def test_a_preset_is_valid_here_and_in_editors_and_knows_its_name(preset: str, t
     assert [error.message for error in EDITORS.iter_errors(raw)] == []
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_ratios_in_bfloat16_do_not_carry_the_rollouts_rounding(preset: str, tmp_path: Path) -> None:
+    params = load(preset, tmp_path)
+    assert params.model.dtype == "float32" or params.train.old_log_probs == "training"
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [("train.group_size", 1), ("train.groupsize", 16), ("model.dtype", "float16"), ("scorers.one", {"kind": "clip"})],

@@ -18,9 +18,10 @@ from chunk_grpo.training import trainer
 from chunk_grpo.training.heldout import HeldoutEvaluation
 from chunk_grpo.training.update import Update
 
-Purpose: TypeAlias = Literal["rollout", "old", "ratio", "update", "reference", "heldout", "other"]
+Purpose: TypeAlias = Literal["rollout", "old", "ratio", "update", "reference", "heldout", "fidelity", "other"]
 """What the network is evaluated for. `old`: old log-probabilities in the update's batches; `ratio`: ratios of chunks
-that are larger than a micro-batch; `update`: everything with gradients; `reference`: the KL divergence."""
+that are larger than a micro-batch; `update`: everything with gradients; `reference`: the KL divergence;
+`fidelity`: ratios of a policy to itself."""
 
 
 @dataclass
@@ -62,10 +63,11 @@ class Counters:
 
     def velocity(self, states: int) -> None:
         """Count a call of the network."""
-        count = self.counts["update" if torch.is_grad_enabled() else self.purpose]
+        trains = torch.is_grad_enabled() and self.purpose != "fidelity"
+        count = self.counts["update" if trains else self.purpose]
         count.states += states
         count.passes += 1
-        if torch.is_grad_enabled():
+        if trains:
             # An update computes its ratios first. What it evaluates without gradients later is the reference policy.
             self.purpose = "reference"
 
@@ -94,6 +96,7 @@ def counting(family: Any = DiffusersFamily) -> Iterator[Counters]:
         patch.object(family, "decode", counted_decode),
         counters.within(trainer, "collect_experience", "rollout"),
         counters.within(Update, "reevaluate_old", "old"),
+        counters.within(Update, "on_policy_change", "fidelity"),
         counters.within(Update, "accumulate_gradient", "ratio"),
         counters.within(HeldoutEvaluation, "evaluate", "heldout"),
     ):

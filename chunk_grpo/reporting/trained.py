@@ -1,7 +1,7 @@
 """Training statistics of the variants: sizes, clipping, ratios, time, chunks drawn, and recomputed plans.
 
 Required are only the metrics that every version of the trainer has written. The following are optional, and values that
-depend on missing ones are left out: trained_steps, kl, distance_from_base, degenerate_groups, fidelity_p99,
+depend on missing ones are left out: trained_steps, kl, distance_from_base, degenerate_groups, fidelity_*,
 chunk_draws/J, chunk_clip_fraction/J, step_clip_fraction/U/S, step_log_ratio/U/S, profile_drift, boundary_shift and
 chunk_size/J.
 """
@@ -9,7 +9,7 @@ chunk_size/J.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -51,8 +51,18 @@ class Trained:
     """Gradient norm before clipping."""
     degenerate_groups: float | None
     """Groups with equal rewards per iteration."""
-    fidelity_of_clip_range: float | None
-    """99th percentile of the rounding error of log-probabilities, divided by the smallest clip range."""
+    fidelity_p50_of_clip_range: float | None
+    """Median of the rounding error of log-probabilities in the first update, divided by the smallest clip range."""
+    fidelity_p99_of_clip_range: float | None
+    """Its 99th percentile."""
+    fidelity_max_of_clip_range: float | None
+    """The largest one of all seeds and iterations."""
+    fidelity_later_p50_of_clip_range: float | None
+    """Median of the error that ratios of later updates carry, divided by the smallest clip range."""
+    fidelity_later_p99_of_clip_range: float | None
+    """Its 99th percentile."""
+    fidelity_later_max_of_clip_range: float | None
+    """The largest one of all seeds and iterations."""
     seconds: float | None
     """Wall time of the train stage divided by its iterations."""
 
@@ -115,7 +125,11 @@ def trained_in_numbers(
     def mean(metric: str) -> float | None:
         return _mean(values.get(metric, {}).values())
 
-    ranges, fidelity = training.clip_ranges[variant], mean("fidelity_p99")
+    def share(metric: str, of: Callable[[Iterable[float]], float | None] = _mean) -> float | None:
+        found = of(values.get(metric, {}).values())
+        return None if found is None else found / min(ranges)
+
+    ranges = training.clip_ranges[variant]
     lows, highs = values.get("ratio_min", {}), values.get("ratio_max", {})
     clip_fractions = values.get("clip_fraction", {})
     per_seed = Counter(f"train@{variant}-{seed}" for seed, _ in clip_fractions)
@@ -134,7 +148,12 @@ def trained_in_numbers(
         distance=mean("distance_from_base"),
         grad_norm=mean("grad_norm"),
         degenerate_groups=mean("degenerate_groups"),
-        fidelity_of_clip_range=None if fidelity is None else fidelity / min(ranges),
+        fidelity_p50_of_clip_range=share("fidelity_p50"),
+        fidelity_p99_of_clip_range=share("fidelity_p99"),
+        fidelity_max_of_clip_range=share("fidelity_max", _largest),
+        fidelity_later_p50_of_clip_range=share("fidelity_later_p50"),
+        fidelity_later_p99_of_clip_range=share("fidelity_later_p99"),
+        fidelity_later_max_of_clip_range=share("fidelity_later_max", _largest),
         seconds=None if seconds is None or not iterations else seconds / iterations,
     )
 
@@ -193,6 +212,10 @@ def _moment(values: MetricValues, iteration: int) -> PlanMoment:
 def _mean(values: Iterable[float]) -> float | None:
     found = list(values)
     return sum(found) / len(found) if found else None
+
+
+def _largest(values: Iterable[float]) -> float | None:
+    return max(values, default=None)
 
 
 def _numbers(values: MetricValues, start: str) -> list[int]:

@@ -26,7 +26,8 @@ TRAINED_COLUMNS: tuple[tuple[str, Callable[[Trained], Cell]], ...] = (
     ("distance from the base", lambda t: _cell(t.distance, small)),
     ("gradient norm", lambda t: _cell(t.grad_norm, "{:.3g}".format)),
     ("degenerate groups per iteration", lambda t: _cell(t.degenerate_groups, lambda v: number(v, 1))),
-    ("ratio fidelity", lambda t: _fidelity(t.fidelity_of_clip_range)),
+    ("ratio fidelity, first update", lambda t: _first_fidelity(t)),
+    ("ratio fidelity, later updates", lambda t: _later_fidelity(t)),
     ("time per iteration", lambda t: _cell(t.seconds, "{:.1f} s".format)),
 )
 
@@ -92,12 +93,28 @@ def _cell(value: float | None, text: Callable[[float], str]) -> Cell:
     return NOTHING if value is None else Cell(text(value))
 
 
-def _fidelity(share: float | None) -> Cell:
-    if share is None:
+def _first_fidelity(line: Trained) -> Cell:
+    """A large error is marked unless that of later updates is known: the first one takes its ratios as 1."""
+    shares = (line.fidelity_p50_of_clip_range, line.fidelity_p99_of_clip_range, line.fidelity_max_of_clip_range)
+    return _fidelity(*shares, marked=line.fidelity_later_p99_of_clip_range is None)
+
+
+def _later_fidelity(line: Trained) -> Cell:
+    return _fidelity(
+        line.fidelity_later_p50_of_clip_range,
+        line.fidelity_later_p99_of_clip_range,
+        line.fidelity_later_max_of_clip_range,
+        marked=True,
+    )
+
+
+def _fidelity(median: float | None, p99: float | None, largest: float | None, *, marked: bool) -> Cell:
+    if p99 is None:
         return NOTHING
-    if share > FIDELITY_LIMIT:
-        return Cell(f"⚠ {share:.0%}", verdict="warn")
-    return Cell(f"{share:.1%}")
+    note = "" if median is None or largest is None else f"{median:.1%} to {largest:.1%}"
+    if marked and p99 > FIDELITY_LIMIT:
+        return Cell(f"⚠ {p99:.0%}", verdict="warn", note=note)
+    return Cell(f"{p99:.1%}", note=note)
 
 
 def _numbered(found: Mapping[tuple[str, str], Mapping[int, Cell]], head: str, first: str) -> Table | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from chunk_grpo.training.chunk_selection import ChunkSelector, DrawContext
 from chunk_grpo.training.ema import ExponentialMovingAverage, constant, rising, warming
 from chunk_grpo.training.forward_values import drawn_pairs
 from chunk_grpo.training.method import Method
+from chunk_grpo.training.metrics import fidelity_quantiles
 from chunk_grpo.training.optimizers import make_optimizer
 from chunk_grpo.training.processes import Processes
 from chunk_grpo.training.rollouts import Experience, SampledTrajectories
@@ -158,6 +159,8 @@ class Learner:
         """
         start = time.perf_counter()
         updates = self.prepare(iteration, check)
+        if not iteration.updates:
+            iteration.metrics.update(self._fidelity_of_later(updates, iteration.number))
         for number in range(len(iteration.updates), len(updates)):
             made = self._step(updates[number], number, check)
             if self.average is not None:
@@ -186,6 +189,17 @@ class Learner:
                 for number, update in enumerate(updates[first:], start=first):
                     kept[number] = update.reevaluate_old(self._processes, check)
         return updates
+
+    def _fidelity_of_later(self, updates: Sequence[Update], number: int) -> dict[str, float]:
+        """Fidelity of the later updates, if it is due: log-ratios that they would have if no weight had changed.
+
+        No update may have changed the policy.
+        """
+        is_due = (number - 1) % self._settings.heldout.every == 0
+        if not is_due or len(updates) == 1 or self._method.variant.likelihood == "nft":  # which has no ratio
+            return {}
+        own = torch.cat([update.on_policy_change(self._processes) for update in updates[1:]])
+        return fidelity_quantiles(torch.cat(self._processes.gather([own])), "fidelity_later")
 
     def sampling(self) -> AbstractContextManager[None]:
         """Context in which the policy has the weights that sample."""

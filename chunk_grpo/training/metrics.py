@@ -17,7 +17,10 @@ MetricRow = tuple[int, str, float]
 """(iteration, metric, value); iteration 0 is the base policy."""
 
 FIDELITY_LIMIT = 0.1
-"""Largest accepted `fidelity_p99`, as a share of the clip range."""
+"""Largest accepted 99th percentile of the fidelity, as a share of the clip range."""
+
+QUANTILES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+"""Quantiles of the fidelity, by the ends of their metrics' names."""
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -145,7 +148,7 @@ def fidelity_metrics(stats: UpdateStats, num_steps: int) -> dict[str, float]:
         num_steps: Number of noisy steps N.
     """
     change = stats.log_prob_change.abs().double()
-    metrics = {"fidelity_p99": float(change.quantile(0.99))}
+    metrics = fidelity_quantiles(change, "fidelity")
     for step in range(num_steps):
         of_step = change[stats.steps == step]
         if len(of_step):
@@ -153,22 +156,36 @@ def fidelity_metrics(stats: UpdateStats, num_steps: int) -> dict[str, float]:
     return metrics
 
 
-def warn_of_poor_fidelity(metrics: dict[str, float], limits: Sequence[float]) -> None:
-    """Log a warning if rounding alone moves ratios by more than `FIDELITY_LIMIT` of the clip range.
+def fidelity_quantiles(change: Tensor, name: str) -> dict[str, float]:
+    """Median, 99th percentile and largest of absolute differences.
 
     Args:
-        metrics: Result of `fidelity_metrics`.
+        change: Differences [n] of log-probabilities under the same weights.
+        name: Start of the metrics' names.
+    """
+    sizes = change.abs().double()
+    return {f"{name}_{end}": float(sizes.quantile(share)) for end, share in QUANTILES.items()}
+
+
+def warn_of_poor_fidelity(metrics: Mapping[str, float], limits: Sequence[float]) -> None:
+    """Log a warning if rounding alone moves ratios by more than `FIDELITY_LIMIT` of the clip range.
+
+    The first update takes its ratios as 1, so the fidelity of later updates counts, where there is one.
+
+    Args:
+        metrics: Metrics of an iteration.
         limits: Half widths of the trust regions of the chunks, of which the smallest counts.
     """
     smallest = min(limits)
-    share = metrics["fidelity_p99"] / smallest
-    if share > FIDELITY_LIMIT:
+    found = metrics.get("fidelity_later_p99", metrics["fidelity_p99"])
+    if found > FIDELITY_LIMIT * smallest:
         _LOGGER.warning(
-            "ratio fidelity: the log-probabilities of rollout and update differ by %.2g (p99) with the same weights, "
+            "ratio fidelity: old and new log-probabilities differ by %.2g (p99) with the same weights, "
             "%.0f %% of the clip range %.2g. The cause is rounding: another batch shape or low precision. "
-            "Ratios of later updates carry this noise; set train.old_log_probs: training to remove it.",
-            metrics["fidelity_p99"],
-            100 * share,
+            "Ratios of later updates carry this noise; train.old_log_probs: training removes it but for that of "
+            "other kernels.",
+            found,
+            100 * found / smallest,
             smallest,
         )
 

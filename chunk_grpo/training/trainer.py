@@ -238,7 +238,7 @@ class Trainer:
         self._by_step.add(stats)
         fidelity = fidelity_metrics(stats[0], self._method.grid.num_sde_steps)
         if iteration == 1:
-            warn_of_poor_fidelity(fidelity, self._method.variant.limits)
+            warn_of_poor_fidelity({**state.metrics, **fidelity}, self._method.variant.limits)
         seconds = seconds_metrics({**experience.seconds, "update": state.seconds}, len(experience.prompts))
         metrics = {**state.metrics, **update_metrics(stats, norms), **fidelity, **seconds}
         self._record(iteration, metrics)

@@ -112,7 +112,7 @@ def trial(**changes: Any) -> Any:
         "variant": "dance",
         "small_plan": SimpleNamespace(iterations=[cost], memory=phases),
         "stages": lambda: [{"stage": "train@dance-0", "GPU MiB": 10.5 * 1024}],
-        "metrics": lambda timed=False: [times if timed else {"fidelity_p99": 1.9e-5}] * 3,
+        "metrics": lambda timed=False: [times if timed else {"fidelity_later_p99": 1.9e-5}] * 3,
     }
     return SimpleNamespace(**found | changes)
 
@@ -137,13 +137,17 @@ def test_seconds_and_memory_may_exceed_the_plan_by_the_limits() -> None:
 
 def test_rounding_may_move_ratios_by_a_fifth_of_the_clip_range() -> None:
     assert ratios(trial()).said == "p99 of the difference is 1.9e-05, 19.0% of the clip range 0.0001."
-    found = ratios(trial(metrics=lambda: [{"fidelity_p99": 1e-6}, {"fidelity_p99": 2.1e-5}]))
+    found = ratios(trial(metrics=lambda: [{"fidelity_later_p99": 1e-6}, {}, {"fidelity_later_p99": 2.1e-5}]))
     assert found.outcome == "fail" and found.said.endswith("set train.old_log_probs: training.")
-    assert ratios(trial(metrics=lambda: [{}])).outcome == "not checked"
+    # The first update takes its ratios as 1.
+    assert ratios(trial(metrics=lambda: [{"fidelity_p99": 9e-5}])).outcome == "not checked"
     raw = composed(ROOT, "smoke")
     raw["train"]["old_log_probs"] = "training"  # the first update still compares with the rollout
-    found = ratios(trial(small=parse_params(raw), metrics=lambda: [{"fidelity_p99": 9e-5}]))
-    assert found.outcome == "pass" and found.said.endswith("train.old_log_probs is training.")
+    recomputed = parse_params(raw)
+    found = ratios(trial(small=recomputed, metrics=lambda: [{"fidelity_p99": 9e-5, "fidelity_later_p99": 1e-5}]))
+    assert found.outcome == "pass" and found.numbers["p99 of the first update by iteration"] == [9e-5]
+    found = ratios(trial(small=recomputed, metrics=lambda: [{"fidelity_later_p99": 9e-5}]))
+    assert found.outcome == "fail" and found.said.endswith("recomputed already: set a wider clip_range.")
 
 
 def test_one_card_has_no_second_process() -> None:

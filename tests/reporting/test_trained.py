@@ -22,7 +22,7 @@ from chunk_grpo.training import metrics as trainer
 from tests.reporting.conftest import metrics_source, training_settings
 
 SETTINGS = training_settings()
-LINE = Trained("v", 32, 128.0, 1e-4, 1e-4, 0.25, 3.1e-4, 0.0, 0.02, 0.5, 1.5, 0.05, 2.5)
+LINE = Trained("v", 32, 128.0, 1e-4, 1e-4, 0.25, 3.1e-4, 0.0, 0.02, 0.5, 1.5, 0.01, 0.05, 0.2, None, None, None, 2.5)
 
 
 def manifest(stage: str, seconds: float, **notes: int) -> RunManifest:
@@ -44,7 +44,12 @@ def test_means_over_seeds_and_iterations_by_hand() -> None:
         *((0, i, "kl", 0.5 * i) for i in (1, 2)),
         *((0, i, "grad_norm", 2.0) for i in (1, 2)),
         *((0, i, "degenerate_groups", 1.0 * i) for i in (1, 2)),
-        *((0, i, "fidelity_p99", 2e-5 * i) for i in (1, 2)),
+        *(
+            (0, i, f"fidelity_{end}", size * i)
+            for i in (1, 2)
+            for end, size in (("p50", 1e-6), ("p99", 2e-5), ("max", 3e-5))
+        ),
+        *((seed, 1, f"fidelity_later_{end}", 1e-6 + 1e-6 * seed) for seed in (0, 1) for end in ("p50", "p99", "max")),
         *((seed, 2, "distance_from_base", 0.01 + 0.02 * seed) for seed in (0, 1)),
     ]
     found = trained_in_numbers(
@@ -60,7 +65,11 @@ def test_means_over_seeds_and_iterations_by_hand() -> None:
     assert found.distance == pytest.approx(0.02)
     assert found.grad_norm == 2.0
     assert found.degenerate_groups == 1.5
-    assert found.fidelity_of_clip_range == pytest.approx(0.3)  # mean 3e-5 over the smallest clip range 1e-4
+    assert found.fidelity_p99_of_clip_range == pytest.approx(0.3)  # mean 3e-5 over the smallest clip range 1e-4
+    assert found.fidelity_p50_of_clip_range == pytest.approx(0.015)
+    assert found.fidelity_max_of_clip_range == pytest.approx(0.6)  # the largest of both iterations
+    assert found.fidelity_later_p50_of_clip_range == found.fidelity_later_p99_of_clip_range == pytest.approx(0.015)
+    assert found.fidelity_later_max_of_clip_range == pytest.approx(0.02)
     assert found.seconds == 2.5  # 10 s over two iterations of two seeds
     assert found.images == 32
 
@@ -86,10 +95,20 @@ def test_missing_metric_is_none_and_its_column_is_omitted() -> None:
 
 
 def test_poor_fidelity_is_marked_above_ten_percent() -> None:
-    found = [dataclasses.replace(LINE, fidelity_of_clip_range=share) for share in (FIDELITY_LIMIT, 0.11)]
+    found = [dataclasses.replace(LINE, fidelity_p99_of_clip_range=share) for share in (FIDELITY_LIMIT, 0.11)]
     cells = [row.cells[8] for row in trained_table(found).rows]
     assert [(cell.text, cell.verdict) for cell in cells] == [("10.0%", ""), ("⚠ 11%", "warn")]
+    assert {cell.note for cell in cells} == {"1.0% to 20.0%"}
     assert trainer.FIDELITY_LIMIT == FIDELITY_LIMIT  # the trainer warns from the same share on
+
+
+def test_only_what_ratios_of_later_updates_carry_is_marked_where_it_is_known() -> None:
+    later = {f"fidelity_later_{end}_of_clip_range": share for end, share in (("p50", 0.0), ("p99", 0.01), ("max", 0.3))}
+    first = dataclasses.replace(LINE, fidelity_p99_of_clip_range=0.5, **later)
+    second = dataclasses.replace(first, fidelity_later_p99_of_clip_range=0.2)
+    cells = [row.cells[8:10] for row in trained_table([first, second]).rows]
+    assert [[cell.text for cell in row] for row in cells] == [["50.0%", "1.0%"], ["50.0%", "⚠ 20%"]]
+    assert cells[0][1].note == "0.0% to 30.0%"
 
 
 DRAWS = metrics_source(

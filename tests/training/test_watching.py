@@ -188,6 +188,8 @@ def test_ratio_fidelity_is_reported_per_step():
     assert told["fidelity_p99/2"] == pytest.approx(0.99 * 2e-6)
     assert "fidelity_p99/1" not in told  # no such step was trained
     assert told["fidelity_p99"] == pytest.approx(3e-6 - 0.03 * 1e-6)
+    assert told["fidelity_p50"] == pytest.approx(1.5e-6)
+    assert told["fidelity_max"] == pytest.approx(3e-6)
 
 
 @pytest.mark.parametrize(("clip_range", "warned"), [(1e-4, False), (1e-5, True)])
@@ -196,6 +198,7 @@ def test_rounding_near_the_clip_range_is_warned_of(clip_range, warned, caplog):
     with caplog.at_level(logging.WARNING):
         warn_of_poor_fidelity(told, (clip_range,))
         warn_of_poor_fidelity(told, (0.5, clip_range))
+        warn_of_poor_fidelity(told | {"fidelity_later_p99": 0.0}, (clip_range,))  # ratios do not carry it
     assert ["20 % of the clip range 1e-05" in text for text in caplog.messages] == [True] * 2 * warned
 
 
