@@ -168,6 +168,7 @@ def trained(params: Params, device: torch.device, folder: Path) -> dict[str, Any
         "seconds_an_image": [each / images for each in seconds],
         **{f"seconds_{phase}": by_name[f"seconds_{phase}"] for phase in PHASES},
         "fidelity_p99": by_name.get("fidelity_p99"),
+        "fidelity_later_p99": by_name.get("fidelity_later_p99"),
         "ratio_mean": by_name["ratio_mean"],
         "ratio_max": by_name["ratio_max"],
         "grad_norm": by_name["grad_norm"],

@@ -96,7 +96,7 @@ def counting(family: Any = DiffusersFamily) -> Iterator[Counters]:
         patch.object(family, "decode", counted_decode),
         counters.within(trainer, "collect_experience", "rollout"),
         counters.within(Update, "reevaluate_old", "old"),
-        counters.within(Update, "on_policy_change", "fidelity"),
+        counters.within(Update, "on_policy", "fidelity"),
         counters.within(Update, "accumulate_gradient", "ratio"),
         counters.within(HeldoutEvaluation, "evaluate", "heldout"),
     ):

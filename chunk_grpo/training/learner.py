@@ -198,7 +198,8 @@ class Learner:
         is_due = (number - 1) % self._settings.heldout.every == 0
         if not is_due or len(updates) == 1 or self._method.variant.likelihood == "nft":  # which has no ratio
             return {}
-        own = torch.cat([update.on_policy_change(self._processes) for update in updates[1:]])
+        new, old = zip(*(update.on_policy(self._processes) for update in updates[1:]), strict=True)
+        own = torch.cat(new).cpu() - torch.cat(old)
         return fidelity_quantiles(torch.cat(self._processes.gather([own])), "fidelity_later")
 
     def sampling(self) -> AbstractContextManager[None]:

@@ -303,15 +303,15 @@ class Update:
         rows, steps = torch.cat(self._packing.all).unbind(dim=1)
         return self._statistics(new, kl_sum, steps, torch.cat(changes).cpu() - self._old[rows, steps])
 
-    def on_policy_change(self, processes: Processes) -> Tensor:
-        """New minus old values [n] of a micro-batch's items, while the policy is the one that sampled.
+    def on_policy(self, processes: Processes) -> tuple[Tensor, Tensor]:
+        """New and old values [n] of a micro-batch's items, while the policy is the one that sampled.
 
         The pass has the graph of those of `accumulate_gradient`, which rounds in its own way, and leaves no gradient.
         """
         rows, steps = self._packing.all[0].unbind(dim=1)
         with processes.accumulating(last=False):
             log_prob = self._values.log_prob(self._values.predict(self._policy, rows, steps), rows, steps)  # [n]
-        return log_prob.detach().cpu() - self._old[rows, steps]
+        return log_prob.detach(), self._old[rows, steps]
 
     def reevaluate_old(self, processes: Processes, check: Check) -> Tensor:
         """Recompute the old log-probabilities in this update's micro-batches, with the sampling policy's weights.
