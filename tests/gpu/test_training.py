@@ -29,6 +29,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "full, compiled": {"compile": True, "gradient_checkpointing": True},
     "LoRA": LORA,
     "LoRA, compiled": {**LORA, "compile": True},
+    "LoRA in the network's type": {"lora": {**LORA["lora"], "precision": "network"}},
     "full, fused AdamW": {"optimizer": "adamw-fused"},
     "full, 8-bit AdamW": {"optimizer": "adamw-8bit"},
     "LoRA, KL, EMA": {**LORA, "kl_coef": 0.1, "ema_decay": 0.5, "old_log_probs": "training"},
