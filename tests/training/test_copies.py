@@ -281,7 +281,7 @@ def stopped(train, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"optimizer": {}}, {"rows": [1, 2]}, {"extra": {}}, {"network": {}}, {"optimizer": [0.5]}]
+    "changes", [{"optimizer": {"state": 0}}, {"rows": [1, 2]}, {"extra": {}}, {"network": {}}, {"optimizer": [0.5]}]
 )
 def test_a_copy_whose_values_do_not_fit_the_training_ends_it_with_a_sentence(changes, stopped, train, tmp_path):
     settings = {"copies": str(shutil.copytree(stopped, tmp_path / "bucket"))}

@@ -99,7 +99,7 @@ def test_a_run_leaves_all_its_metrics(train, tmp_path):
 
 def test_journal_lines_after_the_checkpoint_are_dropped_on_resume(train, tmp_path):
     """The process of five iterations dies without a word; its last checkpoint is that of the second."""
-    train(tmp_path, iterations=2, checkpoint_every=2)
+    train(tmp_path, iterations=2, checkpoint_every=2, keep_state=True)
     folder = tmp_path / "logs" / "it"
     with (folder / FILE).open("a") as stream:
         for iteration in (3, 4):
