@@ -1,7 +1,7 @@
 """A stand-in for the Hugging Face hub on this machine: one repository of models, open or behind a licence.
 
-It answers as the hub's API is documented and its client expects: whoever has no token or a wrong one sees the names of
-files, and gets none.
+It answers as the hub's API is documented and its client expects. Without a token, or with a wrong one, it lists the
+files and gives none.
 """
 
 import hashlib

@@ -137,7 +137,7 @@ def train(
     if REWARD in watched:
         raise ConfigError(f"unseen: {REWARD!r} is the name of the training reward; choose another name")
     held = {"scorers": tuple(watched), "num_prompts": len(held_out), **settings.pop("heldout", {})}
-    # More iterations go on from the last one, so its state is kept.
+    # A later call with more iterations needs the optimiser's state of the last one.
     train = checked(TrainParams, {"seeds": (seed,), "heldout": held, "keep_state": True, **settings}, "train")
     variants = {METHOD: method.variant}
     require_rules(

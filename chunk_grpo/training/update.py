@@ -306,7 +306,7 @@ class Update:
     def on_policy(self, processes: Processes) -> tuple[Tensor, Tensor]:
         """New and old values [n] of a micro-batch's items, while the policy is the one that sampled.
 
-        The pass has the graph of those of `accumulate_gradient`, which rounds in its own way, and leaves no gradient.
+        It runs the graph of `accumulate_gradient`, since each graph rounds in its own way, and leaves no gradient.
         """
         rows, steps = self._packing.all[0].unbind(dim=1)
         with processes.accumulating(last=False):

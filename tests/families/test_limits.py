@@ -125,18 +125,19 @@ def test_reports_wrong_size_and_unknown_layer_before_reading_weights(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "change", "folder"),
+    ("name", "file", "change", "folder", "is_named"),
     [
-        ("flux", "transformer/config.json", {"guidance_embeds": False}, "model"),
-        ("flux2_klein", "model_index.json", {"is_distilled": True}, "model"),
-        ("z_image", "model_index.json", {}, "Z-Image-Turbo"),
-        ("flux", "transformer/config.json", {"guidance_embeds": True}, None),
-        ("z_image", "model_index.json", {}, None),
+        ("flux", "transformer/config.json", {"guidance_embeds": False}, "model", True),
+        ("flux2_klein", "model_index.json", {"is_distilled": True}, "model", True),
+        ("z_image", "model_index.json", {}, "Z-Image-Turbo", True),
+        ("flux", "transformer/config.json", {"guidance_embeds": True}, "model", False),
+        ("flux2_klein", "model_index.json", {"is_distilled": False}, "my-klein", False),
+        ("z_image", "model_index.json", {}, "model", False),
     ],
 )
-def test_a_model_of_few_steps_is_named(name, file, change, folder, tmp_path, caplog):
-    """A change is made in the files alone: the check reads nothing else. None: a model of many steps."""
-    place = tmp_path / (folder or "model")
+def test_a_model_of_few_steps_is_named(name, file, change, folder, is_named, tmp_path, caplog):
+    """A change is made in the files alone: the check reads nothing else."""
+    place = tmp_path / folder
     network = change if file.startswith("transformer") else {}
     saved(name, place, **network)
     path = place / file
@@ -144,7 +145,7 @@ def test_a_model_of_few_steps_is_named(name, file, change, folder, tmp_path, cap
     options = LoadOptions(str(place), height=32, width=32, max_sequence_length=8)
     with caplog.at_level(logging.WARNING, "chunk_grpo.families.weights.checkpoint"):
         check_checkpoint(name, options, [], None)
-    assert ("is distilled to few steps" in caplog.text) == (folder is not None)
+    assert ("is distilled to few steps" in caplog.text) == is_named
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """A policy of two blocks with the toy's VAE, a few encoded prompts, and a training of half a second."""
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -85,6 +85,15 @@ class Outcome:
     def equals(self, other: "Outcome") -> bool:
         """Whether weights and metrics are the same bits. Metrics of time do not count."""
         return self.without_times() == other.without_times() and self.has_weights_of(other)
+
+
+@pytest.fixture
+def graphs() -> Iterator[None]:
+    """No graphs but the test's own are kept."""
+    limits = {"recompile_limit": 8, "accumulated_recompile_limit": 256, "fail_on_recompile_limit_hit": False}
+    with torch._dynamo.config.patch(limits):
+        yield
+    torch.compiler.reset()
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 On the toy checkpoints, with the sizes of batches of the preset tiny, whose clip range is 2e-4.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,15 +75,6 @@ COMPILED = {
     "LoRA": job({"compile": True, **LORA}, **ALIKE),
     "bfloat16, recomputed": job({"compile": True, **LORA, **RECOMPUTED}, **ALIKE, **HALF),
 }
-
-
-@pytest.fixture
-def graphs() -> Iterator[None]:
-    """No graphs but the test's own are kept."""
-    limits = {"recompile_limit": 8, "accumulated_recompile_limit": 256, "fail_on_recompile_limit_hit": False}
-    with torch._dynamo.config.patch(limits):
-        yield
-    torch.compiler.reset()
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,15 +73,6 @@ ALIKE: dict[str, Any] = {
     "heldout": {"images_per_prompt": 3},
 }
 """Batches of six images without gradients and of one number of items with them, for few graphs: each takes seconds."""
-
-
-@pytest.fixture
-def graphs() -> Iterator[None]:
-    """No graphs but the test's own are kept."""
-    limits = {"recompile_limit": 8, "accumulated_recompile_limit": 256, "fail_on_recompile_limit_hit": False}
-    with torch._dynamo.config.patch(limits):
-        yield
-    torch.compiler.reset()
 
 
 @pytest.mark.usefixtures("graphs")

@@ -102,7 +102,7 @@ def test_a_finished_run_is_not_trained_again(train, tmp_path):
 
 
 def test_the_last_checkpoint_has_moments_only_if_its_state_is_kept(train, whole, tmp_path):
-    """It carries a finished training to its policy. A longer one goes on from the checkpoint before."""
+    """A finished training writes its policy from it. A longer training goes on from the checkpoint before."""
     run: dict[str, Any] = {"iterations": 2, "checkpoint_every": 1, "checkpoints_kept": 3}
     kept, ended = (tmp_path / name for name in ("kept", "ended"))
     short = train(ended, **run)

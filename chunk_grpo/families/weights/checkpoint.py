@@ -38,7 +38,7 @@ TRAIN_AGAIN = (
 )
 
 _DISTILLED = re.compile(r"schnell|turbo|distill|klein(?!-base)", re.IGNORECASE)
-"""Names of models that are distilled to few steps, which their files do not always say."""
+"""Names of models that are distilled to few steps."""
 
 _QUANTISED = "quantised weights are not read; give the checkpoint as it was before, in bfloat16"
 
@@ -158,7 +158,7 @@ def takes_no_guidance(index: Mapping[str, Any], network: Mapping[str, Any]) -> b
 def warn_of_distilled(checkpoint: str, network: Mapping[str, Any] | None = None) -> None:
     """Log a warning about a model that draws in few steps because it was distilled.
 
-    By its files, or by its name where no file says it, as with Z-Image-Turbo.
+    By its files, or by its name where model_index.json does not say it, as with Z-Image-Turbo.
 
     Args:
         checkpoint: Checked folder, or hub id.
@@ -168,7 +168,8 @@ def warn_of_distilled(checkpoint: str, network: Mapping[str, Any] | None = None)
     if folder.is_dir():
         index = _read_object(folder / "model_index.json", AGAIN)
         network = _read_object(folder / "transformer" / "config.json", AGAIN)
-    if not (takes_no_guidance(index, network or {}) or _DISTILLED.search(folder.name)):
+    is_named = "is_distilled" not in index and _DISTILLED.search(folder.name)
+    if not (takes_no_guidance(index, network or {}) or is_named):
         return
     _LOGGER.warning(
         "model.checkpoint: %s is distilled to few steps. Training takes it back towards many steps and blurs its "
