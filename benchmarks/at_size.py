@@ -60,16 +60,17 @@ PROFILE = (
 )
 # fmt: on
 """Relative L1 distances of the shipped toy's 16 noisy steps."""
+_EAGER = ("train.compile=false",)
 WAYS: Mapping[str, Sequence[str]] = {
-    "eager": (),
+    "eager": _EAGER,
     "compiled": ("train.compile=true",),
-    "half recomputed": ("train.gradient_checkpointing=0.5",),
-    "nothing recomputed": ("train.gradient_checkpointing=false",),
-    "narrow adapter": ("train.lora.precision=network",),
-    "int8": ("model.base_precision=int8",),
-    "float8": ("model.base_precision=float8",),
-    "nf4": ("model.base_precision=nf4",),
-    "swapped": ("model.block_swap=1", "train.gradient_checkpointing=true"),
+    "half recomputed": (*_EAGER, "train.gradient_checkpointing=0.5"),
+    "nothing recomputed": (*_EAGER, "train.gradient_checkpointing=false"),
+    "wide adapter": (*_EAGER, "train.lora.precision=float32"),
+    "int8": (*_EAGER, "model.base_precision=int8"),
+    "float8": (*_EAGER, "model.base_precision=float8"),
+    "nf4": (*_EAGER, "model.base_precision=nf4"),
+    "swapped": (*_EAGER, "model.block_swap=1", "train.gradient_checkpointing=true"),
 }
 """Overrides of the preset."""
 

@@ -299,3 +299,9 @@ class Params(Section):
     """Metric trackers during training, each once. Does not affect results."""
     pools: PoolsParams
     """Prefect work pools of the stages; `dvc repro` ignores this section. Does not affect results."""
+
+    @property
+    def compiles(self) -> bool:
+        """Whether training compiles the transformer's blocks on a GPU where torch can."""
+        wanted, model = self.train.compile, self.model
+        return wanted is True or (wanted == "auto" and model.base_precision is None and model.block_swap == 0)

@@ -243,7 +243,7 @@ def _frozen_base(name: str, value: str, none: str, why: tuple[str, str], train: 
             f"needs train.lora, since {untrained}, got {value} with train.lora: null; set train.lora, or {none} here",
         )
     for other in ("compile", "shard_weights"):
-        if getattr(train, other):
+        if getattr(train, other) is True:
             yield Problem(
                 path,
                 f"must be {none} with train.{other}, {refused}, got {value}; set train.{other}: false, or {none} here",

@@ -128,8 +128,9 @@ class TrainParams(Section):
     """Velocities of classifier-free guidance that have a gradient. `both`; `conditional`: the prompt's; the negative
     prompt's is a constant, and with `model.cfg_passes: 2` its pass takes no activations and no backward pass.
     Source: TempFlow-GRPO's code; flow_grpo's: `conditional`."""
-    compile: bool = False
-    """Whether the transformer's blocks are compiled by torch.compile in training."""
+    compile: bool | Literal["auto"] = "auto"
+    """Whether the transformer's blocks are compiled by torch.compile in training. `auto`: on a GPU on which torch
+    compiles a small function when training starts, and not beside `model.base_precision` and `model.block_swap`."""
     shard_weights: bool = False
     """Whether weights and optimiser state are sharded over the processes (FSDP2) instead of replicated."""
     hybrid_sharding: bool = False

@@ -120,8 +120,9 @@ class TuningOptions:
     autocast: torch.dtype | None
     """Floating-point type of the passes under torch.autocast. None: the type of the weights. Exception: when all
     weights of a half-precision checkpoint are trained, None means autocast to that type."""
-    compiles: bool = False
-    """Whether the blocks of the network, and of copies, are compiled when they first run."""
+    compiles: bool | Literal["auto"] = False
+    """Whether the blocks of the network, and of copies, are compiled when they first run. `auto`: on a GPU where the
+    compiler works, and not beside quantised or swapped weights."""
     lora_precision: Literal["float32", "network"] = "float32"
     """Type in which the adapter computes over its float32 weights. Unused without a rank."""
     guidance_gradient: Literal["both", "conditional"] = "both"

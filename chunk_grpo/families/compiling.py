@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch._dynamo.config as dynamo
@@ -15,6 +16,9 @@ from torch.utils._pytree import tree_map_only
 
 from chunk_grpo.environment import own_cache
 from chunk_grpo.errors import ConfigError
+from chunk_grpo.families.quantised import frozen_weights
+
+_LOGGER = logging.getLogger(__name__)
 
 _BACKEND = "inductor"
 _OPTIONS = {"triton.coalesce_tiling_analysis": False}
@@ -34,7 +38,10 @@ _forgetting = False
 
 
 def compile_blocks(network: Any) -> None:
-    """Compile the blocks in place; names of weights do not change. Call it after sharding.
+    """Compile the blocks in place, each when it first runs; names of weights do not change.
+
+    Torch's own trainers compile blocks before they shard them. In place the order changes nothing: a block's hooks,
+    which gather its weights, run around the compiled function.
 
     Each number of images has a graph of its own, which does not depend on those before it: a training that is resumed
     rounds as a whole one. On a GPU, torch 2.11's inductor failed with graphs of any number, or, without the analysis of
@@ -92,6 +99,32 @@ def _keep_graphs() -> None:
     """
     if os.environ.get(_CACHE, default_cache_dir()) == default_cache_dir():
         os.environ[_CACHE] = str(own_cache("compiled"))
+
+
+def will_compile(wanted: bool | Literal["auto"], network: nn.Module, device: torch.device) -> bool:
+    """Whether to compile the blocks of a network that is not sharded yet: as wanted, or by itself on a GPU.
+
+    Args:
+        wanted: `auto`: on a GPU where `try_compiler` succeeds, else with a warning not; and never beside quantised or
+            swapped weights, which the compiler cannot take.
+        network: The transformer.
+        device: Its device.
+
+    Raises:
+        ConfigError: True is wanted, and the compiler does not work.
+    """
+    if wanted == "auto" and (device.type == "cpu" or frozen_weights(network)):
+        return False
+    if not wanted:
+        return False
+    try:
+        try_compiler(device)
+    except ConfigError as error:
+        if wanted != "auto":
+            raise
+        _LOGGER.warning("%s. Blocks run uncompiled", error)
+        return False
+    return True
 
 
 def try_compiler(device: torch.device) -> None:

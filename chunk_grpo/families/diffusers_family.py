@@ -24,7 +24,7 @@ from chunk_grpo.families.base import (
     VelocityModel,
     release_memory,
 )
-from chunk_grpo.families.compiling import compile_blocks, graphs_of_training, try_compiler
+from chunk_grpo.families.compiling import compile_blocks, graphs_of_training, will_compile
 from chunk_grpo.families.grids import linear_shift, scheduler_times
 from chunk_grpo.families.guidance import away_and_towards, without_backward
 from chunk_grpo.families.limits import check_limits
@@ -286,10 +286,10 @@ class DiffusersFamily(ABC):
         network = self.transformer
         if has_lora(network) or any(weight.requires_grad for weight in network.parameters()):
             raise ValueError("the transformer is already prepared or has an adapter: load the family again")
-        if options.compiles:
-            try_compiler(self.device)
-        self._autocast, self._compiles = options.autocast, options.compiles
+        self._autocast, self._compiles = options.autocast, will_compile(options.compiles, network, self.device)
         self._guides_by_constant = options.guidance_gradient == "conditional"
+        if self._compiles:
+            compile_blocks(network)
         if options.lora_rank is not None:
             add_lora(network, options, seed)
             self._try_attention(trains=True)
@@ -311,8 +311,6 @@ class DiffusersFamily(ABC):
             module.requires_grad_(False)
         if options.gradient_checkpointing:
             recompute(network, float(options.gradient_checkpointing))
-        if options.compiles:
-            compile_blocks(network)
 
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
         """Adapter weights if there is an adapter, otherwise all weights of the transformer."""

@@ -83,9 +83,12 @@ def leave_out_of_replicas(network: nn.Module) -> None:
 
     They are quantised, or swapped.
     """
-    quantised = [name for name, weight in network.named_parameters() if _is_quantised(weight)]
-    ignored = [*quantised, *swapped_weights(network)]
-    network._ddp_params_and_buffers_to_ignore = ignored  # type: ignore[assignment]  # the name that torch reads
+    network._ddp_params_and_buffers_to_ignore = frozen_weights(network)  # type: ignore[assignment]  # torch's name
+
+
+def frozen_weights(network: nn.Module) -> list[str]:
+    """Names of the quantised and swapped weights of a network that is not sharded."""
+    return [*(name for name, weight in network.named_parameters() if _is_quantised(weight)), *swapped_weights(network)]
 
 
 def parts(weight: Any) -> Iterator[Tensor]:

@@ -174,7 +174,7 @@ def iteration_cost(settings: Settings, variant: str, machine: Machine) -> Iterat
     traffic = traffic_of(settings, counts, heldout)
     used = {name: value for name, value in flop.items() if value}
     swapping = swapping_seconds(settings, sweeps_of(settings, counts, heldout))
-    computing = computing_seconds(used, machine.rates, compiles=params.train.compile)
+    computing = computing_seconds(used, machine.rates, compiles=params.compiles)
     seconds = Seconds.of(computing, traffic.seconds(machine), swapping)
     return IterationCost(variant, counts, heldout, used, traffic, swapping, seconds)
 
@@ -275,11 +275,12 @@ def _shared(name: str, flop: float, machine: Machine, loading: float, waiting: f
 
 def _training(settings: Settings, one: IterationCost, machine: Machine, loading: float) -> StageCost:
     """Training of a variant with all seeds: iterations, and checkpoints during which all GPUs wait."""
-    train = settings.params.train
+    params = settings.params
+    train = params.train
     saving = len(train.seeds) * saving_of(settings, one, machine).total
     number = train.iterations * len(train.seeds)
     flop = number * settings.processes * one.total_flop
-    computing = number * computing_seconds(one.flop, machine.rates, compiles=train.compile)
+    computing = number * computing_seconds(one.flop, machine.rates, compiles=params.compiles)
     receiving = number * one.traffic.seconds(machine)
     seconds = Seconds.of(computing, receiving, saving + loading + number * one.swapping)
     return StageCost(f"train {one.variant}", settings.processes, flop, seconds)

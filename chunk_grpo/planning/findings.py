@@ -102,7 +102,7 @@ def _savings(settings: Settings, phase: Phase) -> Iterator[tuple[str, float]]:
         yield "train.gradient_checkpointing: true", passes * (1 - float(train.gradient_checkpointing))
     if phase.name not in ("encode", "generate") and not settings.adapts:
         yield "train.lora", held - settings.element * settings.network.weights / settings.spread
-    is_plain = settings.adapts and not (params.model.base_precision or settings.shards or train.compile)
+    is_plain = settings.adapts and not (params.model.base_precision or settings.shards or train.compile is True)
     if phase.name != "encode" and is_plain and not params.model.block_swap:
         base = settings.network.base_bytes
         yield "model.base_precision: nf4", base - settings.network.weights / 2
@@ -245,7 +245,7 @@ def _traffic(settings: Settings, machine: Machine, costs: Sequence[IterationCost
         remedy = "train.hybrid_sharding gathers the weights inside each machine"
     for cost in costs:
         receiving = cost.traffic.seconds(machine)
-        computing = computing_seconds(cost.flop, machine.rates, compiles=settings.params.train.compile)
+        computing = computing_seconds(cost.flop, machine.rates, compiles=settings.params.compiles)
         if receiving > computing:
             yield Finding(
                 "costs",

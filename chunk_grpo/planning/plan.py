@@ -155,7 +155,7 @@ def stop_time(settings: Settings, machine: Machine) -> float:
     unfinished iteration's trajectories.
     """
     passes = ({"update, forward": settings.update_flop}, {"rollout": settings.rollout.forward})
-    compiles = settings.params.train.compile
+    compiles = settings.params.compiles
     longest = max(computing_seconds(flop, machine.rates, compiles=compiles) for flop in passes)
     sweeps = 3 * settings.passes if settings.shards else 0
     gathers = sweeps * settings.element * settings.network.weights / (machine.gbs * GIGA)

@@ -29,7 +29,7 @@ def test_each_way_trains_and_stands_beside_its_plan(tmp_path: Path, monkeypatch:
         return plans[0]
 
     monkeypatch.setattr(at_size, "planned", planned_once)
-    ways = ["eager", "half recomputed", "narrow adapter", "swapped"]
+    ways = ["eager", "half recomputed", "wide adapter", "swapped"]
     at_size.main(["random-flux", *TOY, "--ways", *ways, "--iterations", "1", "--json", str(file)])
     found = json.loads(file.read_text())["ways"]
     assert list(found) == ways
@@ -41,5 +41,5 @@ def test_each_way_trains_and_stands_beside_its_plan(tmp_path: Path, monkeypatch:
     # Recomputed activations and copied weights are the same numbers.
     for way in ("half recomputed", "swapped"):
         assert found[way]["grad_norm"] == found["eager"]["grad_norm"]
-    assert found["narrow adapter"]["grad_norm"] == pytest.approx(found["eager"]["grad_norm"], rel=0.05)
-    assert found["narrow adapter"]["grad_norm"] != found["eager"]["grad_norm"]
+    assert found["wide adapter"]["grad_norm"] == pytest.approx(found["eager"]["grad_norm"], rel=0.05)
+    assert found["wide adapter"]["grad_norm"] != found["eager"]["grad_norm"]
