@@ -4,7 +4,8 @@ chunk-grpo accept [--preset NAME] [--reference imagereward=FOLDER]      (make ac
 
 It reads params.yaml (or composes a preset), the commit of this clone, and asks the driver for its cards. It writes
 OUT/acceptance.md and OUT/acceptance.json; OUT/log.txt has the lines of the stages, and OUT/workspace, a clone without
-your uncommitted edits of code, all results, which may be deleted; the next call begins with a new one.
+your uncommitted edits of code, all results, which may be deleted; the next call begins with a new one, but goes on with
+the training of the step `curve`, in OUT/curve-COMMIT.
 
 Steps, each `pass`, `fail` or `not checked`, with its seconds and numbers; after a failure the others still run:
 
@@ -17,6 +18,7 @@ Steps, each `pass`, `fail` or `not checked`, with its seconds and numbers; after
     ratios        log-probabilities of rollout and update against the clip range
     resume        the training of `run`, stopped by SIGTERM after an iteration and resumed: the same bytes
     processes     the training of `run` with another number of GPUs: the same rewards
+    curve         with --curve: a whole training, for hours, beside a published learning curve of the preset
 
 Exit code: 0, or 1 if a step failed; 2 for settings that cannot be read.
 """
@@ -41,8 +43,8 @@ from chunk_grpo.orchestration.presets import overridden
 from chunk_grpo.planning.machines import GPUS
 from chunk_grpo.stopping import STOP
 from infra.accept_page import page
-from infra.accept_steps import KINDS, STEPS, Found
-from infra.accept_trial import Trial, kind_of, machine_of, smaller, visible_cards
+from infra.accept_steps import KINDS, STEPS
+from infra.accept_trial import Found, Trial, kind_of, machine_of, smaller, visible_cards
 from infra.command_line import command_parser, positive, raw_params
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,7 +79,7 @@ def _accept(options: argparse.Namespace) -> int:
     with (out / "log.txt").open("w", encoding="utf-8", buffering=1) as log:
         knows_rate = bool(options.gpu or options.tflops or (cards and kind_of(cards[0])))
         given = references, options.hpsv3_python, knows_rate
-        trial = Trial(ROOT, out.resolve(), params, small, cards, planned, log, *given)
+        trial = Trial(ROOT, out.resolve(), params, raw, small, cards, planned, log, *given, options.curve)
         found: dict[str, Any] = {
             "format": FORMAT,
             "preset": params.composed_from,
@@ -157,5 +159,6 @@ def parser() -> argparse.ArgumentParser:
         metavar="KIND=FOLDER",
         help="images whose scores are known, as benchmarks/reference_scores.py describes them",
     )
+    own.add_argument("--curve", action="store_true", help="train whole too, and compare with a published curve")
     own.add_argument("--hpsv3-python", type=Path, help="interpreter with the package hpsv3 1.0.0")
     return own

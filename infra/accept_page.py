@@ -9,8 +9,8 @@ from chunk_grpo.reporting.markdown import escaped
 
 PROVES = """
 What passed shows that this commit runs the preset on this machine, from prompts to the report, in a small copy: with
-its model, scorers, sizes of images and passes, but three iterations and few images. It does not show that the reward
-rises, that images get better, or how a long run behaves. What was not checked is named.
+its model, scorers, sizes of images and passes, but three iterations and few images. That the reward rises, only the
+step `curve` shows, and no step that images get better. What was not checked is named.
 Read this page before you send it with its JSON file: messages may name folders of yours.
 """
 
@@ -47,6 +47,9 @@ def _verdict(preset: str, steps: Sequence[Mapping[str, Any]], left: Sequence[str
 def _numbers(numbers: Mapping[str, Any]) -> Iterator[str]:
     """An item for each number, list or text; a list of rows is a table."""
     for name, value in numbers.items():
+        if name == "picture":
+            yield f"![{name}]({value})\n"
+            continue
         rows = value if isinstance(value, list) else []
         if rows and all(isinstance(row, dict) for row in rows):
             yield from _table(tuple(rows[0]), [tuple(map(_shown, row.values())) for row in rows])

@@ -10,8 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import psutil
 
@@ -27,7 +27,8 @@ from chunk_grpo.orchestration.outcomes import StageFailed
 from chunk_grpo.orchestration.repeating import repeating
 from chunk_grpo.planning.plan import make_plan
 from chunk_grpo.training.trackers import check_trackers
-from infra.accept_trial import Trial
+from infra.accept_curve import curve
+from infra.accept_trial import Found, Trial
 
 SECONDS_LIMIT = 2.0
 """Largest accepted multiple of the planned seconds: the plan has the rate of large batches."""
@@ -52,18 +53,6 @@ PHASES = {
 """Phases of the plan's memory by stage; of text encoders the plan counts no activations, so they are not compared."""
 
 GIB, LOOK_SECONDS = 2**30, 0.05
-
-Outcome = Literal["pass", "fail", "not checked"]
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a step found."""
-
-    outcome: Outcome
-    said: str
-    """What was seen; of a failure also what to do; of what was not checked the reason."""
-    numbers: Mapping[str, Any] = field(default_factory=dict)
 
 
 def machine(trial: Trial) -> Found:
@@ -302,5 +291,6 @@ STEPS: Mapping[str, tuple[Callable[[Trial], Found], tuple[str, ...]]] = {
     "ratios": (ratios, ("run",)),
     "resume": (resume, ("run",)),
     "processes": (processes, ("run",)),
+    "curve": (curve, ("settings",)),
 }
 """What each step calls, and the steps that must have passed."""

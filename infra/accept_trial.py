@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from chunk_grpo.artifacts import read_table
 from chunk_grpo.artifacts.kept import add_files
@@ -28,6 +29,19 @@ from chunk_grpo.planning.plan import Plan, make_plan
 from chunk_grpo.stopping import stop_seconds
 from chunk_grpo.training.journal import FILE, Record, read_journal
 from chunk_grpo.training.schedule import starts_of_update
+
+Outcome = Literal["pass", "fail", "not checked"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a step found."""
+
+    outcome: Outcome
+    said: str
+    """What was seen; of a failure also what to do; of what was not checked the reason."""
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
 
 ITERATIONS = 3
 """Iterations of the training: the last one begins with weights of several updates."""
@@ -63,6 +77,8 @@ class Trial:
     """Folder of the workspace."""
     params: Params
     """The parameters as they are."""
+    full: Mapping[str, Any]
+    """The same, as read."""
     raw: Mapping[str, Any]
     """Their small copy, which runs."""
     cards: list[DriverCard]
@@ -76,6 +92,10 @@ class Trial:
     """Interpreter with HPSv3's package."""
     knows_rate: bool
     """Whether the plan's operations a second are those of the cards."""
+    wants_curve: bool = False
+    """Whether the whole training of the step `curve` was asked for."""
+    folder: str = "workspace"
+    """Name of the workspace in `out`."""
 
     @cached_property
     def commit(self) -> str:
@@ -98,11 +118,15 @@ class Trial:
 
     @cached_property
     def pipeline(self) -> Pipeline:
-        """The workspace, in which the stage `inputs` has run."""
-        clone = self.out / "workspace"
-        make_clone(self.root, self.commit, clone)
-        link_data(self.root, clone)
-        keep_own_state(clone)
+        """The workspace, which is made unless it is there, and in which the stage `inputs` has run."""
+        clone = self.out / self.folder
+        if not clone.exists():
+            begun = clone.with_name(f"{clone.name}.begun")  # of a call that was killed meanwhile
+            shutil.rmtree(begun, ignore_errors=True)
+            make_clone(self.root, self.commit, begun)
+            link_data(self.root, begun)
+            keep_own_state(begun)
+            begun.rename(clone)
         write_params(clone, self.raw)
         made = Pipeline(clone, Commands())
         made.record_inputs(self.say)
@@ -111,7 +135,7 @@ class Trial:
     @property
     def at(self) -> Layout:
         """Paths in the workspace."""
-        return Layout.below(str(self.out / "workspace"))
+        return Layout.below(str(self.out / self.folder))
 
     @property
     def variant(self) -> str:
@@ -149,9 +173,7 @@ class Trial:
     def metrics(self, *, timed: bool = False) -> list[dict[str, float]]:
         """Metrics of the training by name, or its times, of each iteration from the first."""
         location = self.at.times if timed else self.at.metrics
-        found: dict[int, dict[str, float]] = {}
-        for row in read_table(location(self.variant, self.seed), "train_metrics").to_pylist():
-            found.setdefault(row["iteration"], {})[row["metric"]] = row["value"]
+        found = by_iteration(location(self.variant, self.seed))
         return [found[number] for number in range(1, ITERATIONS + 1)]
 
     def stages(self) -> list[dict[str, Any]]:
@@ -160,6 +182,14 @@ class Trial:
         names = ("stage", "seconds", "host MiB", "GPU MiB")
         rows = [(run.stage, run.seconds, run.peak_memory_mib, run.notes.get("peak_gpu_mib")) for run in made]
         return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def by_iteration(table: str) -> dict[int, dict[str, float]]:
+    """Values of a table of schema train_metrics, by iteration and name of the metric."""
+    found: dict[int, dict[str, float]] = {}
+    for row in read_table(table, "train_metrics").to_pylist():
+        found.setdefault(row["iteration"], {})[row["metric"]] = row["value"]
+    return found
 
 
 def smaller(params: Params, processes: int) -> list[str]:

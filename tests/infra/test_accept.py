@@ -21,8 +21,9 @@ from chunk_grpo.orchestration.presets import composed, overridden
 from chunk_grpo.planning.machines import GPUS
 from chunk_grpo.stopping import StopSignal
 from infra import accept, accept_steps
-from infra.accept_steps import Found, plan_held, processes, ratios
-from infra.accept_trial import Trial, kind_of, link_data, machine_of, smaller, visible_cards
+from infra.accept_curve import BANDS, Band, compared, curve
+from infra.accept_steps import plan_held, processes, ratios
+from infra.accept_trial import Found, Trial, kind_of, link_data, machine_of, smaller, visible_cards
 from tests.conftest import ROOT
 from tests.planning.planned import preset
 from tests.real_checkout import make_checkout
@@ -261,3 +262,38 @@ def test_the_whole_command_on_the_cpu(
     }
     assert "with 4 processes" in outcomes["processes"][1] and "with 2." in outcomes["processes"][1]
     assert (tmp_path / "out" / "workspace" / "artifacts" / "report" / "index.html").exists()
+
+
+def ended(**points: float) -> Found:
+    """A curve with values `a`, `b`, … of iterations 1, 2, …, against a band of the means of two and three values."""
+    band = Band("a", "reward", 2, 3, (0.1, 0.3), (0.6, 0.9), "a page")
+    return compared(dict(enumerate(points.values(), 1)), band)
+
+
+def test_a_curve_begins_and_ends_inside_the_published_range() -> None:
+    found = ended(a=0.1, b=0.3, c=0.5, d=0.7, e=0.8, f=0.9)
+    assert (found.outcome, found.said) == ("pass", "reward went from 0.200 to 0.800, within 0.6 to 0.9.")
+    assert found.numbers["mean at the start and at the end"] == pytest.approx([0.2, 0.8])
+    assert found.numbers["curve"][-1] == {"iteration": 6, "reward": 0.9}
+    found = ended(a=0.5, b=0.5, c=0.7, d=0.7, e=0.7)
+    assert found.outcome == "fail" and "should begin within 0.1 to 0.3. The base differs" in found.said
+    for end in (0.5, 1.0):
+        found = ended(a=0.2, b=0.2, c=end, d=end, e=end)
+        assert found.outcome == "fail" and "should end within 0.6 to 0.9. Send this page." in found.said
+
+
+@pytest.mark.parametrize("name", BANDS)
+def test_a_published_curve_is_on_the_page_and_can_be_trained(name: str) -> None:
+    band, params = BANDS[name], parse_params(composed(ROOT, name))
+    start, end = (f"{low:g} to {high:g}" for low, high in (band.start, band.end))
+    row = f"| `{name}`, {band.variant} | `{band.metric}` | {band.source} | {start} | {end} |"
+    assert row in (ROOT / "docs" / "accept.md").read_text("utf-8")
+    assert band.variant in params.variants
+    kind, _, scorer = band.metric.partition("/")
+    assert kind == "heldout_reward" or (kind == "reward" and scorer in params.rewards)
+
+
+def test_the_curve_is_trained_when_asked_for() -> None:
+    params = preset("smoke")
+    found = curve(trial(params=params))
+    assert found.outcome == "not checked" and found.said.endswith("there is one of sd35-medium-text, tiny.")
