@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _accept(options)
     except Stopped as stop:
         name = str(stop).partition(".")[0]
-        raise Stopped(f"{name}; finished steps are on the page; the next call begins anew") from None
+        raise Stopped(f"{name}; finished steps are on the page; the next call begins anew, but for a curve") from None
 
 
 def _accept(options: argparse.Namespace) -> int:
