@@ -45,7 +45,7 @@ class Band:
     source: str
 
 
-BANDS: Mapping[str, Band] = {
+BANDS: dict[str, Band] = {
     "sd35-medium-text": Band(
         variant="flow-grpo",
         metric="reward/ocr",

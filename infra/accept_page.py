@@ -48,7 +48,7 @@ def _numbers(numbers: Mapping[str, Any]) -> Iterator[str]:
     """An item for each number, list or text; a list of rows is a table."""
     for name, value in numbers.items():
         if name == "picture":
-            yield f"![{name}]({value})\n"
+            yield f"\n![{name}]({value})\n"
             continue
         rows = value if isinstance(value, list) else []
         if rows and all(isinstance(row, dict) for row in rows):

@@ -245,11 +245,13 @@ def test_a_model_that_is_not_reachable_says_what_to_do(monkeypatch: pytest.Monke
 def test_the_whole_command_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The cards are made up, so that the step `processes` runs too, on CPUs."""
+    """The cards are made up, so that the step `processes` runs too, on CPUs, and so is the published curve."""
     monkeypatch.setattr(accept, "ROOT", make_checkout(tmp_path / "checkout"))
     monkeypatch.setattr(accept, "visible_cards", lambda: [UNKNOWN] * 4)
     monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
-    code = call("accept", ["--preset", "smoke", "--out", str(tmp_path / "out")])
+    band = Band("chunk-ws", "reward_mean", 1, 1, (0.0, 1.0), (0.0, 1.0), "a page")
+    monkeypatch.setitem(BANDS, "smoke", band)
+    code = call("accept", ["--preset", "smoke", "--out", str(tmp_path / "out"), "--curve"])
     found = json.loads((tmp_path / "out" / "acceptance.json").read_text())
     outcomes = {step["name"]: (step["outcome"], step["said"]) for step in found["steps"]}
     assert code == 0, outcomes
@@ -262,6 +264,9 @@ def test_the_whole_command_on_the_cpu(
     }
     assert "with 4 processes" in outcomes["processes"][1] and "with 2." in outcomes["processes"][1]
     assert (tmp_path / "out" / "workspace" / "artifacts" / "report" / "index.html").exists()
+    assert found["steps"][-1]["numbers"]["curve"][0]["iteration"] == 1
+    assert (tmp_path / "out" / "curve.png").exists()
+    assert "![picture](curve.png)" in (tmp_path / "out" / "acceptance.md").read_text()
 
 
 def ended(**points: float) -> Found:
