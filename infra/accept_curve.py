@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from chunk_grpo.artifacts import write_bytes
-from chunk_grpo.orchestration.presets import overridden
+from chunk_grpo.orchestration.presets import edits, overridden
 from chunk_grpo.planning.plan import make_plan
 from chunk_grpo.reporting import figures
 from chunk_grpo.reporting.palette import MUTED
@@ -84,7 +84,7 @@ def curve(trial: Trial) -> Found:
     rows = by_iteration(own.at.metrics(own.variant, own.seed))
     points = {number: values[band.metric] for number, values in sorted(rows.items()) if band.metric in values}
     write_bytes(picture(points, band), str(trial.out / PICTURE))
-    return compared(points, band)
+    return compared(points, band, [str(edit) for edit in edits(trial.root, trial.full)])
 
 
 def whole(trial: Trial, band: Band) -> Trial:
@@ -94,8 +94,8 @@ def whole(trial: Trial, band: Band) -> Trial:
     return replace(trial, raw=raw, folder=f"curve-{trial.commit[:12]}")
 
 
-def compared(points: Mapping[int, float], band: Band) -> Found:
-    """The metric by iteration against the band."""
+def compared(points: Mapping[int, float], band: Band, edited: Sequence[str] = ()) -> Found:
+    """The metric by iteration against the band; `edited` is what differs from the preset."""
     values = list(points.values())
     start, end = fmean(values[: band.first]), fmean(values[-band.last :])
     every = -(-len(points) // ROWS)
@@ -104,12 +104,13 @@ def compared(points: Mapping[int, float], band: Band) -> Found:
         "accepted at the start": list(band.start),
         "accepted at the end": list(band.end),
         "published": band.source,
+        "edits of the preset": list(edited),
         "picture": PICTURE,
-        "curve": [{"iteration": number, band.metric: points[number]} for number in list(points)[::every]],
+        "curve": [{"iteration": number, band.metric: points[number]} for number in [*points][::-every][::-1]],
     }
     said = f"{band.metric} went from {start:.3f} to {end:.3f}"
     if not band.start[0] <= start <= band.start[1]:
-        advice = "The base differs: look at the weights, the prompts and the scorer."
+        advice = "The base differs: look at edits, weights, prompts and scorer."
         return Found("fail", f"{said}; it should begin within {_range(band.start)}. {advice}", numbers)
     if not band.end[0] <= end <= band.end[1]:
         return Found("fail", f"{said}; it should end within {_range(band.end)}. Send this page.", numbers)

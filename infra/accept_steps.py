@@ -190,11 +190,11 @@ def plan_held(trial: Trial) -> Found:
             if found > MEMORY_LIMIT * planned:
                 over.append(f"{row['stage']} took {found:.1f} GiB of a GPU, planned {planned:.1f}")
     if trial.knows_rate and seconds > SECONDS_LIMIT * cost:
-        over.append(f"an iteration took {seconds:.1f} s, planned {cost:.1f}")
+        over.append(f"the fastest iteration took {seconds:.1f} s, planned {cost:.1f}")
     if over:
         advice = "Send this page, and leave that much more room and time than `chunk-grpo plan` says."
         return Found("fail", f"{'; '.join(over)}. {advice}", numbers)
-    said = [f"An iteration took {seconds:.3g} s, planned {cost:.3g} at most."]
+    said = [f"The fastest iteration took {seconds:.3g} s, planned {cost:.3g} at most."]
     if not trial.knows_rate:
         said.append(f"The plan does not know the rate of {trial.cards[0].name}: give --tflops.")
     if not compared:
@@ -290,6 +290,6 @@ STEPS: Mapping[str, tuple[Callable[[Trial], Found], tuple[str, ...]]] = {
     "ratios": (ratios, ("run",)),
     "resume": (resume, ("run",)),
     "processes": (processes, ("run",)),
-    "curve": (curve, ("settings",)),
+    "curve": (curve, ("plan", "run")),
 }
 """What each step calls, and the steps that must have passed."""

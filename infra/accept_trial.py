@@ -14,9 +14,10 @@ from typing import Any, Literal, TextIO
 from chunk_grpo.artifacts import read_table
 from chunk_grpo.artifacts.kept import add_files
 from chunk_grpo.artifacts.layout import Layout
-from chunk_grpo.artifacts.manifest import read_manifest
+from chunk_grpo.artifacts.manifest import GRAPHS, read_manifest
 from chunk_grpo.config import Params, parse_params
 from chunk_grpo.environment import PROCESSES
+from chunk_grpo.errors import ConfigError
 from chunk_grpo.git import git, resolved
 from chunk_grpo.gpus import DriverCard, driver_cards, visible_gpus
 from chunk_grpo.orchestration.clones import make_clone
@@ -42,6 +43,9 @@ class Found:
     """What was seen; of a failure also what to do; of what was not checked the reason."""
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
+
+WORKSPACE = "workspace"
+"""Name of the workspace of the small copy, which each call makes anew."""
 
 ITERATIONS = 3
 """Iterations of the training: the last one begins with weights of several updates."""
@@ -94,7 +98,7 @@ class Trial:
     """Whether the plan's operations a second are those of the cards."""
     wants_curve: bool = False
     """Whether the whole training of the step `curve` was asked for."""
-    folder: str = "workspace"
+    folder: str = WORKSPACE
     """Name of the workspace in `out`."""
 
     @cached_property
@@ -118,15 +122,18 @@ class Trial:
 
     @cached_property
     def pipeline(self) -> Pipeline:
-        """The workspace, which is made unless it is there, and in which the stage `inputs` has run."""
+        """The workspace, in which the stage `inputs` has run; it is made, unless it is of an earlier call and kept."""
         clone = self.out / self.folder
-        if not clone.exists():
-            begun = clone.with_name(f"{clone.name}.begun")  # of a call that was killed meanwhile
-            shutil.rmtree(begun, ignore_errors=True)
+        if self.folder == WORKSPACE or not clone.exists():
+            begun = clone.with_name(f"{clone.name}.begun")
+            shutil.rmtree(begun, ignore_errors=True)  # of a call that was killed meanwhile
             make_clone(self.root, self.commit, begun)
-            link_data(self.root, begun)
-            keep_own_state(begun)
-            begun.rename(clone)
+            try:
+                begun.rename(clone)
+            except OSError as error:
+                raise ConfigError(f"{clone}: must not exist, and cannot be replaced ({error}); choose --out") from error
+        link_data(self.root, clone)
+        keep_own_state(clone)
         write_params(clone, self.raw)
         made = Pipeline(clone, Commands())
         made.record_inputs(self.say)
@@ -177,10 +184,13 @@ class Trial:
         return [found[number] for number in range(1, ITERATIONS + 1)]
 
     def stages(self) -> list[dict[str, Any]]:
-        """Seconds and memory of each stage that has run, by its manifest; GPU: the first process's tensors."""
+        """Seconds, memory and compiled graphs of each stage that has run, by its manifest; of the first process."""
         made = sorted(map(read_manifest, Path(self.at.runs).glob("*.json")), key=lambda run: run.started_at)
-        names = ("stage", "seconds", "host MiB", "GPU MiB")
-        rows = [(run.stage, run.seconds, run.peak_memory_mib, run.notes.get("peak_gpu_mib")) for run in made]
+        names = ("stage", "seconds", "host MiB", "GPU MiB", "compiled graphs")
+        rows = [
+            (run.stage, run.seconds, run.peak_memory_mib, run.notes.get("peak_gpu_mib"), run.notes.get(GRAPHS, 0))
+            for run in made
+        ]
         return [dict(zip(names, row, strict=True)) for row in rows]
 
 

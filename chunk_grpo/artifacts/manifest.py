@@ -51,8 +51,8 @@ class RunManifest:
     commit: str | None
     """Commit of the checkout when the run began, or null outside one."""
     notes: dict[str, str | int | float]
-    """Additional values: `peak_gpu_mib`, the most that tensors of this process took of its GPU; of a
-    training also `ITERATIONS`."""
+    """Additional values: `peak_gpu_mib`, the most that tensors of this process took of its GPU; `GRAPHS`; of a training
+    also `ITERATIONS`."""
 
 
 COMMIT_OF_COPY = ".commit"
@@ -64,11 +64,15 @@ ITERATIONS = "iterations"
 """Note of a training: iterations of this process, to which its seconds belong."""
 
 
+GRAPHS = "compiled_graphs"
+"""Note of a stage in which torch compiled: graphs of this process, read from the compiler's cache or not."""
+
+
 @contextmanager
 def measured_run(stage: str, location: Location) -> Iterator[Notes]:
     """Measure a stage's run, the enclosed block, and write its manifest; after an error nothing is written.
 
-    Yields empty notes, which the stage can fill; the GPU's peak is added.
+    Yields empty notes, which the stage can fill; the GPU's peak and the number of compiled graphs are added.
     """
     notes: Notes = {}
     started_at = datetime.now(UTC)
@@ -77,6 +81,9 @@ def measured_run(stage: str, location: Location) -> Iterator[Notes]:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         notes["peak_gpu_mib"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None and (graphs := dynamo.counters["stats"]["unique_graphs"]):
+        notes[GRAPHS] = graphs
     manifest = RunManifest(
         manifest_version=MANIFEST_VERSION,
         stage=stage,

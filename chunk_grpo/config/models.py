@@ -65,15 +65,16 @@ class ModelParams(Section):
     """Precision of the linear layers in the transformer's blocks, quantised by torchao (`pip install
     'torchao>=0.18,<0.19'`) when it is loaded; null: `dtype`. `int8`, `float8`: a byte a weight, a scale for each row;
     `nf4`: half a byte, a scale for each 64 values. Needs `train.lora`, which is trained in float32 beside it, and
-    neither `train.compile` nor `train.shard_weights`. All stages use the same quantised weights, so base and tuned
-    images, profile, rollouts, updates and the KL reference share a network; so does a whole transformer in `policies`.
+    neither `train.compile: true` nor `train.shard_weights`. All stages use the same quantised weights, so base and
+    tuned images, profile, rollouts, updates and the KL reference share a network; so does a whole transformer in
+    `policies`.
     With `int8` and `float8`, `train.gradient_checkpointing` is needed to save memory in the update: else each layer
     keeps a copy of its weights in `dtype` for the backward pass."""
     block_swap: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the transformer's blocks, evenly spaced, whose linear layers keep their weights in the CPU's memory, and
     copy them to the GPU each time they are used; 0: none. Does not affect results. Needs `train.lora` and
-    `train.gradient_checkpointing: true`, and neither `base_precision`, `train.compile` nor `train.shard_weights`. In
-    all stages."""
+    `train.gradient_checkpointing: true`, and neither `base_precision`, `train.compile: true` nor
+    `train.shard_weights`. In all stages."""
     text_precision: BasePrecision | None = None
     """Precision of the linear layers in the text encoders' blocks, which are quantised as `base_precision` quantises;
     null: `dtype`. It changes the embeddings of all prompts, and so the images of training and evaluation."""

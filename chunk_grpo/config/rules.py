@@ -246,7 +246,8 @@ def _frozen_base(name: str, value: str, none: str, why: tuple[str, str], train: 
         if getattr(train, other) is True:
             yield Problem(
                 path,
-                f"must be {none} with train.{other}, {refused}, got {value}; set train.{other}: false, or {none} here",
+                f"must be {none} with train.{other}: true, {refused}, got {value}; set train.{other}: false, or {none} "
+                "here",
             )
 
 

@@ -69,6 +69,8 @@ class Plan:
 
     machine: Machine
     """Assumptions."""
+    compiles: bool
+    """Whether training has the rates of compiled blocks: `auto` counts as compiled on every card."""
     weights: int
     """Weights of the transformer."""
     trained_weights: int
@@ -125,6 +127,7 @@ def make_plan(params: Params, machine: Machine) -> Plan:
     network = settings.network
     return Plan(
         machine=machine,
+        compiles=params.compiles,
         weights=network.weights,
         trained_weights=network.trained_weights,
         passes=PassCost(

@@ -35,8 +35,9 @@ def _parts(plan: Plan, *, whole: bool) -> Iterator[RenderableType]:
     machine = plan.machine
     places = f" in {machine.machines} machines" if machine.machines > 1 else ""
     between = f" ({machine.network_gbs:.0f} from other machines)" if machine.machines > 1 else ""
+    rates = _rates(machine.rates, compiles=plan.compiles)
     yield Text(
-        f"{machine.gpus} x {machine.gpu}{places}, {machine.memory_gb:g} GB, at {_rates(machine.rates)} and "
+        f"{machine.gpus} x {machine.gpu}{places}, {machine.memory_gb:g} GB, at {rates} and "
         f"{machine.gbs:.0f} GB/s{between} a GPU, disk {machine.disk_gbs:g} GB/s"
         + ("" if whole else "; --all prints operations, stages, memory and files")
     )
@@ -65,13 +66,15 @@ def summary(plan: Plan) -> str:
     return f"{cards}: no, {reason}. If it did: {', '.join(facts)}."
 
 
-def _rates(rates: Rates) -> str:
+def _rates(rates: Rates, *, compiles: bool) -> str:
     if rates == Rates.equal(rates.forward):
         return f"{rates.forward:.0f} TFLOP/s"
-    return (
-        f"{rates.forward:.0f} TFLOP/s, {rates.update:.0f} in updates "
-        f"({rates.compiled_forward:.0f} and {rates.compiled_update:.0f} with train.compile),"
-    )
+    if compiles:
+        return (
+            f"{rates.forward:.0f} TFLOP/s, with compiled blocks {rates.compiled_forward:.0f} in training and "
+            f"{rates.compiled_update:.0f} in its updates,"
+        )
+    return f"{rates.forward:.0f} TFLOP/s, {rates.update:.0f} in updates,"
 
 
 def _cards(plan: Plan) -> Table:

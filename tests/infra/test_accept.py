@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,16 +13,17 @@ import pytest
 
 from benchmarks import reference_scores
 from chunk_grpo.__main__ import call
-from chunk_grpo.config import parse_params
-from chunk_grpo.errors import DataError
+from chunk_grpo.config import parse_params, read_raw_params
+from chunk_grpo.errors import ConfigError, DataError
 from chunk_grpo.git import git
 from chunk_grpo.gpus import DriverCard, visible_gpus
 from chunk_grpo.orchestration.outcomes import StageFailed
+from chunk_grpo.orchestration.pipeline import Pipeline
 from chunk_grpo.orchestration.presets import composed, overridden
 from chunk_grpo.planning.machines import GPUS
 from chunk_grpo.stopping import StopSignal
 from infra import accept, accept_steps
-from infra.accept_curve import BANDS, Band, compared, curve
+from infra.accept_curve import BANDS, Band, compared, curve, whole
 from infra.accept_steps import plan_held, processes, ratios
 from infra.accept_trial import Found, Trial, kind_of, link_data, machine_of, smaller, visible_cards
 from tests.conftest import ROOT
@@ -124,7 +126,7 @@ def test_seconds_and_memory_may_exceed_the_plan_by_the_limits() -> None:
     assert found.numbers["GiB of train@dance-0, measured and planned"] == [10.5, 10.0]  # without the context
     slow = {"seconds_rollout": 14.0, "seconds_waiting_for_reward": 0.0, "seconds_update": 7.0}
     found = plan_held(trial(metrics=lambda timed: [slow] * 3))
-    assert (found.outcome, found.said[:43]) == ("fail", "an iteration took 21.0 s, planned 10.0. Sen")
+    assert (found.outcome, found.said[:42]) == ("fail", "the fastest iteration took 21.0 s, planned")
     found = plan_held(trial(stages=lambda: [{"stage": "train@dance-0", "GPU MiB": 11.2 * 1024}]))
     assert found.said.startswith("train@dance-0 took 11.2 GiB of a GPU, planned 10.0.")
     found = plan_held(trial(cards=[UNKNOWN], knows_rate=False, metrics=lambda timed: [slow] * 3))
@@ -298,7 +300,38 @@ def test_a_published_curve_is_on_the_page_and_can_be_trained(name: str) -> None:
     assert kind == "heldout_reward" or (kind == "reward" and scorer in params.rewards)
 
 
-def test_the_curve_is_trained_when_asked_for() -> None:
-    params = preset("smoke")
-    found = curve(trial(params=params))
+def real_trial(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Trial:
+    """A trial of a preset without cards, which makes its workspace without running anything."""
+    monkeypatch.setattr(Pipeline, "record_inputs", lambda self, log: {})
+    raw = composed(ROOT, name)
+    root = make_checkout(tmp_path / "checkout")
+    log = io.StringIO()
+    return Trial(root, tmp_path, parse_params(raw), raw, raw, [], machine_of([], None, None), log, {}, None, False)
+
+
+def test_a_curve_is_trained_only_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[Any] = []
+    monkeypatch.setattr(Pipeline, "run_due", lambda self, targets, log: ran.append(targets))
+    found = curve(trial(params=preset("smoke")))
     assert found.outcome == "not checked" and found.said.endswith("there is one of sd35-medium-text, tiny.")
+    own = real_trial(tmp_path, "tiny", monkeypatch)
+    found = curve(own)
+    assert found.outcome == "not checked" and found.said.startswith("With --curve nft is trained whole, 0.0 h")
+    assert ran == [] and not list(tmp_path.glob("curve-*"))
+
+
+def test_a_curve_goes_on_and_a_workspace_of_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = real_trial(tmp_path, "tiny", monkeypatch)
+    band = BANDS["tiny"]
+    for is_second in (False, True):
+        own = replace(own)
+        at = whole(own, band).pipeline.root
+        assert list(parse_params(read_raw_params(at / "params.yaml")).variants) == ["nft"]
+        assert (at / "kept").exists() == is_second
+        (at / "kept").touch()
+    assert at.name == f"curve-{own.commit[:12]}"
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace" / "theirs").touch()
+    with pytest.raises(ConfigError, match=r"workspace: must not exist, and cannot be replaced .*; choose --out"):
+        _ = own.pipeline
+    assert [path.name for path in (tmp_path / "workspace").iterdir()] == ["theirs"]
