@@ -222,7 +222,7 @@ OF_WISE = "judges prompts of wise only"
         ({**QUANTISED, "train.compile": True}, "model.base_precision", "must be null with train.compile: true, which"),
         ({**QUANTISED, "train.shard_weights": True}, "model.base_precision", "set train.shard_weights: false, or null"),
         ({**SWAPPED, "train.lora": None}, "model.block_swap", "needs train.lora, since swapped weights cannot be"),
-        ({**SWAPPED, "train.compile": True}, "model.block_swap", "must be 0 with train.compile: true, which places weights"),
+        ({**SWAPPED, "train.compile": True}, "model.block_swap", "must be 0 with train.compile: true, which"),
         ({**SWAPPED, "train.shard_weights": True}, "model.block_swap", "set train.shard_weights: false, or 0 here"),
         ({**SWAPPED, "model.base_precision": "int8"}, "model.block_swap", "must be 0 with model.base_precision, got 1"),
         ({**SWAPPED, "train.gradient_checkpointing": 0.5}, "model.block_swap", "needs train.gradient_checkpointing"),
