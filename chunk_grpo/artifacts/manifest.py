@@ -76,14 +76,13 @@ def measured_run(stage: str, location: Location) -> Iterator[Notes]:
     """
     notes: Notes = {}
     started_at = datetime.now(UTC)
-    start = time.perf_counter()
+    start, graphs = time.perf_counter(), _compiled_graphs()
     yield notes
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         notes["peak_gpu_mib"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    if dynamo is not None and (graphs := dynamo.counters["stats"]["unique_graphs"]):
-        notes[GRAPHS] = graphs
+    if own := _compiled_graphs() - graphs:
+        notes[GRAPHS] = own
     manifest = RunManifest(
         manifest_version=MANIFEST_VERSION,
         stage=stage,
@@ -125,6 +124,12 @@ def _installed() -> dict[str, str]:
         except PackageNotFoundError:
             continue  # of an extra that is not installed
     return versions
+
+
+def _compiled_graphs() -> int:
+    """Graphs that torch has compiled in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
 
 
 def _peak_memory_mib() -> float:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from torch._dynamo.utils import counters
 
 from chunk_grpo.artifacts import measured_run, read_manifest
 from chunk_grpo.errors import DataError
@@ -39,6 +40,15 @@ def test_a_process_that_used_a_gpu_notes_the_peak_of_its_tensors(
     with measured_run("train", tmp_path / "run.json"):
         pass
     assert read_manifest(tmp_path / "run.json").notes == notes
+
+
+def test_a_process_that_compiled_notes_its_graphs(tmp_path: Path) -> None:
+    with measured_run("train", tmp_path / "run.json"):
+        counters["stats"]["unique_graphs"] += 3  # as torch counts them
+    assert read_manifest(tmp_path / "run.json").notes["compiled_graphs"] == 3
+    with measured_run("train", tmp_path / "run.json"):
+        pass
+    assert "compiled_graphs" not in read_manifest(tmp_path / "run.json").notes
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the peak of one program on Linux only")
