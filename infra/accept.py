@@ -4,8 +4,8 @@ chunk-grpo accept [--preset NAME] [--reference imagereward=FOLDER]      (make ac
 
 It reads params.yaml (or composes a preset), the commit of this clone, and asks the driver for its cards. It writes
 OUT/acceptance.md and OUT/acceptance.json; OUT/log.txt has the lines of the stages, and OUT/workspace, a clone without
-your uncommitted edits of code, all results, which may be deleted; the next call begins with a new one, but goes on with
-the training of the step `curve`, in OUT/curve-COMMIT.
+your uncommitted edits of code, all results, which may be deleted: the next call makes a new one. OUT/curve-COMMIT has
+the training of the step `curve`; the next call goes on with it.
 
 Steps, each `pass`, `fail` or `not checked`, with its seconds and numbers; after a failure the others still run:
 

@@ -76,9 +76,9 @@ def curve(trial: Trial) -> Found:
     own = whole(trial, band)
     if not trial.wants_curve:
         hours = make_plan(own.small, trial.machine).total.hours[1]
-        return Found("not checked", f"With --curve {band.variant} is trained whole, {hours:.1f} h by the plan.")
-    kept = f"{own.out / own.folder}; a stop keeps it, and the next call goes on"
-    sys.stdout.write(f"curve: trains {band.variant} in {kept}; lines are in log.txt\n")
+        return Found("not checked", f"With --curve {band.variant} is trained whole, at most {hours:.1f} h by the plan.")
+    said = f"curve: trains {band.variant} in {own.out / own.folder}. log.txt has its lines."
+    sys.stdout.write(f"{said} If you stop it, the next call goes on with it.\n")
     sys.stdout.flush()
     own.pipeline.run_due([f"train@{own.variant}-{own.seed}"], own.say)
     rows = by_iteration(own.at.metrics(own.variant, own.seed))
@@ -88,7 +88,7 @@ def curve(trial: Trial) -> Found:
 
 
 def whole(trial: Trial, band: Band) -> Trial:
-    """The preset as it is, with one variant and seed, in a workspace that later calls of this commit go on with."""
+    """The preset as it is, with one variant and seed, in a workspace of this commit, which a later call uses again."""
     changes = [f"train.seeds=[{trial.params.train.seeds[0]}]"]
     raw = overridden(trial.full, changes, [band.variant], trial.params.composed_from)
     return replace(trial, raw=raw, folder=f"curve-{trial.commit[:12]}")

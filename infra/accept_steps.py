@@ -178,7 +178,7 @@ def plan_held(trial: Trial) -> Found:
     seconds = min(parts)  # the others may have waited for the compiler, which the plan does not count
     numbers: dict[str, Any] = {"seconds of an iteration": parts, "planned, at most": cost}
     if not trial.cards:
-        return Found("not checked", f"No GPU: an iteration took {seconds:.3g} s of a CPU.", numbers)
+        return Found("not checked", f"No GPU: the fastest iteration took {seconds:.3g} s of a CPU.", numbers)
     over, compared = [], 0
     for row in trial.stages():
         names = PHASES.get(row["stage"].partition("@")[0], ())

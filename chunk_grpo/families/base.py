@@ -206,8 +206,7 @@ class Family(VelocityModel, Protocol):
 
         Raises:
             ConfigError: Rank, alpha or targets are wrong; the message lists the available targets. Or the attention
-                backend has no gradient here, or `compiles` is True and torch cannot compile
-                here.
+                backend has no gradient here, or `compiles` is True and torch cannot compile here.
             ValueError: The network is already prepared or has an adapter.
         """
         ...

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 import torch._dynamo.config as dynamo
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.utils._pytree import tree_map_only
 
@@ -80,11 +81,15 @@ def graphs_of_training() -> Iterator[None]:
 def _able_to_forget(block: Callable[..., Any]) -> Callable[..., Any]:
     """The block; in the context of `graphs_of_training` its outputs are cut off from its inputs.
 
-    They still require a gradient where they did, because the next block's graph depends on it.
+    They still require a gradient where they did, because the next block's graph depends on it. ConfigError: the
+    compiler fails on the block.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        found = block(*args, **kwargs)
+        try:
+            found = block(*args, **kwargs)
+        except BackendCompilerFailed as error:
+            raise _refused("a block", error) from error
         if not _forgetting:
             return found
         return tree_map_only(torch.Tensor, lambda value: value.detach().requires_grad_(value.requires_grad), found)
@@ -144,8 +149,12 @@ def try_compiler(device: torch.device) -> None:
     try:
         small(torch.ones(4, 4, device=device)).cpu()
     except Exception as error:  # compilers have errors of their own
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ConfigError(
-            f"train.compile: torch cannot compile for {device.type} here ({reason}); install a C++ compiler, on a GPU "
-            "triton too, or set train.compile to false"
-        ) from error
+        raise _refused(f"for {device.type}", error) from error
+
+
+def _refused(what: str, error: Exception) -> ConfigError:
+    reason = next((line for line in str(error).splitlines() if not line.endswith(":")), type(error).__name__)
+    return ConfigError(
+        f"train.compile: torch cannot compile {what} here ({reason}); install a C++ compiler, on a GPU triton too, or "
+        "set train.compile to false"
+    )

@@ -23,13 +23,13 @@ def names_of(cell: str) -> set[str]:
 def test_every_preset_has_a_level() -> None:
     known = {name for cell, _ in ROWS for name in names_of(cell)}
     pages = "".join(page.read_text("utf-8") for page in (ROOT / "docs").glob("*.md"))
-    for name in set(preset_names(ROOT)) - known:  # those of "..."
+    for name in set(preset_names(ROOT)) - known:  # README has "..." for these
         assert re.search(rf"\b{name}\b", pages), name
 
 
 @pytest.mark.parametrize(("cell", "level"), ROWS)
 def test_the_level_is_that_of_the_presets_model(cell: str, level: str) -> None:
-    """What ran whole has a toy; a level above it is of something that is said."""
+    """Presets of a toy have the level `toy`; no preset of a real size ran, so that its level begins with `plan`."""
     for name in names_of(cell):
         is_toy = parse_params(composed(ROOT, name)).model.checkpoint.startswith("assets/")
         assert is_toy == (level == "toy"), name

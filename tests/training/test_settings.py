@@ -126,6 +126,20 @@ def test_compiles_for_any_number_of_batch_sizes(sizes: int, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("graphs")
+def test_a_block_that_does_not_compile_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(compiling, "_BACKEND", fails)
+    monkeypatch.setattr(compiling, "_OPTIONS", None)
+    network = Blocks(Block())
+    compiling.compile_blocks(network)
+    said = r"torch cannot compile a block here \(RuntimeError: no kernel\); .* or set train\.compile to false$"
+    with pytest.raises(ConfigError, match=said):
+        network(torch.zeros(1, 2))
+
+
+@pytest.mark.usefixtures("graphs")
 def test_graphs_are_kept_in_a_folder_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "_BACKEND", "eager")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
